@@ -359,14 +359,14 @@ class DraftModel(AbstractDraft):
         rng: torch.Generator,
     ) -> Proposal:
         """As Proposer: the pass over the new positions drafts the first token, then one pass per draft token."""
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, [rng])
         logits = self._commit(state, committed)
         for k in range(min(depth, self.max_depth)):
             if k > 0:
                 logits = self._pass(sampler.tokens[-1], state.cache)
             sampler.sample(logits)
         _drop_draft_tokens(state)
-        return sampler.proposal()
+        return sampler.proposals()[0]
 
     @torch.inference_mode()
     def begin(self, state: DraftModelState, committed: CommittedPositions, depth: int) -> LmBranches:

@@ -30,18 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from components.drafts.interface import (
-    AbstractDraft,
-    Batch,
-    CommittedPositions,
-    DepthBranches,
-    Proposal,
-    Sampling,
-    StepLosses,
-)
+from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
 from components.drafts.network.layers import head_rows
-from components.drafts.network.sampling import DraftSampler
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -71,7 +63,7 @@ class Decoder(NamedTuple):
 
 
 @final
-class Medusa(AbstractDraft):
+class Medusa(DepthDraft[Decoder]):
     """See the module docstring. Trained parameters: medusa_head.{i}.{j}.linear, and medusa_head.{i}.{L} unless tied."""
 
     method: ClassVar[str] = "medusa"
@@ -93,7 +85,6 @@ class Medusa(AbstractDraft):
             )
             for _ in range(settings.num_heads)
         )
-        self._decoder: Decoder | None = None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: MedusaSettings, draft_ids: Tensor) -> Medusa:
@@ -161,8 +152,8 @@ class Medusa(AbstractDraft):
         draft_tokens = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
         return torch.stack(draft_tokens, 1)
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
-        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+    def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
+        """As BatchedDraft."""
         blocks = [
             [
                 Linear(part.linear.weight.detach().to(dtype), part.linear.bias.detach().to(dtype))
@@ -175,44 +166,18 @@ class Medusa(AbstractDraft):
         tables = [self.lm_head] if tied else [self._head_weight(i).detach() for i in range(self.num_steps)]
         heads = [linear_kernel(table.to(dtype)) for table in tables]
         self.kernel = lay_out([*(linear for layers in blocks for linear in layers), *heads], kernel)
-        self._decoder = Decoder(blocks, heads, dtype)
+        return Decoder(blocks, heads, dtype)
 
-    def new_state(self, capacity: int) -> None:
+    def empty_state(self, decoder: Decoder, capacity: int) -> None:
         """No state: a proposal depends on the newest position alone."""
-        if self._decoder is None:
-            self.prepare_decoding()
 
-    @torch.inference_mode()
-    def propose(
-        self, state: None, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
-    ) -> Proposal:
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        depth = min(depth, self.max_depth)
-        return sample_chain(self._draft_logits([committed], depth)[:, 0], sampler) if depth else sampler.proposal()
-
-    @torch.inference_mode()
-    def propose_batch(
-        self,
-        states: Sequence[None],
-        committed: Sequence[CommittedPositions],
-        depth: int,
-        sampling: Sampling,
-        rngs: Sequence[torch.Generator],
-    ) -> list[Proposal]:
-        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
+    def depth_logits(
+        self, states: Sequence[None], committed: Sequence[CommittedPositions], depth: int, scaled: bool
+    ) -> Tensor:
+        """As DepthDraft; heads deeper than `depth` do not run."""
+        decoder = self.prepared
         if depth == 0:
-            return [sampler.proposal() for sampler in samplers]
-        logits = self._draft_logits(committed, min(depth, self.max_depth))
-        return [sample_chain(rows, sampler) for rows, sampler in zip(logits.unbind(1), samplers, strict=True)]
-
-    @torch.inference_mode()
-    def begin(self, state: None, committed: CommittedPositions, depth: int) -> DepthBranches:
-        return DepthBranches(self._draft_logits([committed], min(depth, self.max_depth))[:, 0])
-
-    def _draft_logits(self, committed: Sequence[CommittedPositions], depth: int) -> Tensor:
-        """Logits [depth, B, N] of the first heads at the newest position of B sequences."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+            return self.lm_head.new_empty(0, len(committed), self.draft_ids.numel())
         newest = committed[0].last[-1:] if len(committed) == 1 else torch.stack([new.last[-1] for new in committed])
         initial = self.target.final_norm(newest).to(decoder.dtype)
         rows = []
@@ -271,10 +236,3 @@ class _WithGradients(torch.autograd.Function):
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
         return (None, None, *(incoming * gradient for gradient in gradients), *(None for _ in gradients))
-
-
-def sample_chain(logits: Tensor, sampler: DraftSampler) -> Proposal:
-    """Sample a chain from one row of logits per depth, [K, N]."""
-    for row in logits.split(1):
-        sampler.sample(row)
-    return sampler.proposal()

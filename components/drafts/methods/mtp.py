@@ -29,16 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
+from components.drafts.methods.batched import BatchedDraft
 from components.drafts.methods.mtp_decoding import (
     Decoder,
     ModuleDecoder,
     MtpBranches,
     MtpState,
-    finalize_committed,
-    pending_rows,
-    project_rows,
     propose_at_every_position,
-    run_modules,
+    run_module,
 )
 from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
@@ -55,7 +53,6 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
-from components.drafts.network.sampling import DraftSampler
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
@@ -64,7 +61,7 @@ from components.targets.interface import AbstractTarget
 
 
 @final
-class Mtp(AbstractDraft):
+class Mtp(BatchedDraft[Decoder]):
     """See the module docstring. Trained parameters: model.layers.{n + j}, n = the target's layers, j from 0."""
 
     method: ClassVar[str] = "mtp"
@@ -79,7 +76,6 @@ class Mtp(AbstractDraft):
         first = target.shape.num_layers
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(first + j): MtpModule(self.shape) for j in range(self.num_steps)})
-        self._decoder: Decoder | None = None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: MtpSettings, draft_ids: Tensor) -> AbstractDraft:
@@ -148,8 +144,8 @@ class Mtp(AbstractDraft):
         logits = F.linear(module.shared_head.norm(hidden), self.head_weight[self.draft_ids])
         return self.draft_ids[logits.argmax(-1)]
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
-        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+    def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
+        """As BatchedDraft."""
         hidden, modules = self.shape.hidden_size, []
         for module in self.mtp_modules:
             block = CachedBlock(self.shape, module.self_attn, module.post_attention_layernorm, module.mlp, dtype)
@@ -165,34 +161,16 @@ class Mtp(AbstractDraft):
             )
         head = linear_kernel(self.head_weight[self.draft_ids].to(dtype))
         self.kernel = lay_out([*(linear for module in modules for linear in module.linears), head], kernel)
-        self._decoder = Decoder(modules, head, dtype)
+        return Decoder(modules, head, dtype)
 
-    def new_state(self, capacity: int) -> MtpState:
-        """State for one sequence of at most `capacity` tokens."""
-        if self._decoder is None:
-            self.prepare_decoding()
-        assert self._decoder is not None
-        size, modules = capacity + self.max_depth, self._decoder.modules
+    def empty_state(self, decoder: Decoder, capacity: int) -> MtpState:
+        size, modules = capacity + self.max_depth, decoder.modules
         return MtpState(
             ids=torch.zeros(size + 1, dtype=torch.int64, device=self.draft_ids.device),
             caches=[module.block.new_cache(size) for module in modules],
             committed=[0] * len(modules),
             waiting=[[] for _ in modules],
         )
-
-    @torch.inference_mode()
-    def propose(
-        self, state: MtpState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
-    ) -> Proposal:
-        """See Proposer. Modules deeper than `depth` do not run; their inputs wait in the state."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        self._commit(state, committed, decoder.dtype)
-        draft_rows: list[Tensor] = []
-        for index in range(min(depth, self.max_depth)):
-            draft_rows = self._run_module(decoder, state, index, draft_rows, sampler)
-        return sampler.proposal()
 
     @torch.inference_mode()
     def propose_batch(
@@ -203,29 +181,25 @@ class Mtp(AbstractDraft):
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """See BatchProposer: as `propose`, with every module's linear layers run once for all sequences."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+        """As BatchProposer. Modules deeper than `depth` do not run; their inputs wait in the states."""
+        decoder, sampler = self.prepared, self.sampler(sampling, rngs)
         for state, new in zip(states, committed, strict=True):
             self._commit(state, new, decoder.dtype)
-        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
         draft_rows: list[list[Tensor]] = [[] for _ in states]
         for index in range(min(depth, self.max_depth)):
-            draft_rows = run_modules(decoder, states, index, draft_rows, samplers)
-        return [sampler.proposal() for sampler in samplers]
+            draft_rows = run_module(decoder, states, index, draft_rows, sampler)
+        return sampler.proposals()
 
     @torch.inference_mode()
     def begin(self, state: MtpState, committed: CommittedPositions, depth: int) -> MtpBranches:
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+        decoder = self.prepared
         self._commit(state, committed, decoder.dtype)
         return MtpBranches(self, decoder, state)
 
     @torch.inference_mode()
     def draft_logits_after_each(self, state: MtpState, committed: CommittedPositions) -> Tensor:
         """As TwoRowProposer; only module 1 runs."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+        decoder = self.prepared
         self._commit(state, committed, decoder.dtype)
         return MtpBranches(self, decoder, state, num_roots=committed.next_tokens.shape[0]).roots
 
@@ -241,23 +215,6 @@ class Mtp(AbstractDraft):
         state.num_columns = start + committed.next_tokens.shape[0]
         state.ids[start + 1 : state.num_columns + 1] = committed.next_tokens
         state.waiting[0].append(self.initial_hidden(committed.last).to(dtype))
-
-    def _run_module(
-        self, decoder: Decoder, state: MtpState, index: int, draft_rows: list[Tensor], sampler: DraftSampler
-    ) -> list[Tensor]:
-        """Run module j = index + 1 over its columns that are not final yet, and draft one token.
-
-        draft_rows: h^{j-1} of the columns that depend on draft tokens (at most one tensor); returns the same for h^j.
-        """
-        module = decoder.modules[index]
-        norm = module.block.norm
-        new = pending_rows(state, index, draft_rows, sampler)
-        joined = project_rows(module, index, [new])
-        last_module = index + 1 == len(decoder.modules)
-        out = module.block.run(module.qkv(norm(joined)), joined, state.caches[index], new.start, last_only=last_module)
-        # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
-        sampler.sample(decoder.head((out[-1:] if sampler.greedy else norm(out[-1:])) * module.last_norm))
-        return finalize_committed(state, index, new, None if last_module else out)
 
 
 @final

@@ -26,14 +26,13 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from components.drafts.interface import Branches
-from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable
+from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, last_rows
 from components.drafts.network.layers import Rope
 from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask
 from components.targets.forward.linear import Linear
@@ -88,13 +87,15 @@ class PendingRows(NamedTuple):
     tokens: Tensor  # int64 [T]: x_{t+j}, committed ones first, then draft tokens
 
 
-def pending_rows(state: MtpState, index: int, draft_rows: list[Tensor], sampler: DraftSampler) -> PendingRows:
-    """The rows that module j = index + 1 runs now; draft_rows: at most one tensor, h^{j-1} after draft tokens."""
+def pending_rows(state: MtpState, index: int, draft_rows: list[Tensor], draft_tokens: Sequence[Tensor]) -> PendingRows:
+    """The rows that module j = index + 1 runs now, of one sequence.
+
+    draft_rows: at most one tensor, h^{j-1} after draft tokens. draft_tokens: those so far, int64 [1] each.
+    """
     start, count = state.committed[index], state.num_columns
-    unused = max(
-        0, start + index - count
-    )  # near the start, the first draft tokens lie before this module's first token
-    tokens = torch.cat([state.ids[start + index + 1 : count + 1], *sampler.tokens[unused:]])
+    # Near the start, the first draft tokens lie before this module's first token.
+    unused = max(0, start + index - count)
+    tokens = torch.cat([state.ids[start + index + 1 : count + 1], *draft_tokens[unused:]])
     return PendingRows(start, torch.cat(state.waiting[index] + draft_rows), tokens)
 
 
@@ -127,29 +128,27 @@ def finalize_committed(state: MtpState, index: int, new: PendingRows, out: Tenso
     return [out[num_final:]]
 
 
-def run_modules(
+def run_module(
     decoder: Decoder,
     states: Sequence[MtpState],
     index: int,
     draft_rows: Sequence[list[Tensor]],
-    samplers: Sequence[DraftSampler],
+    sampler: DraftSampler,
 ) -> list[list[Tensor]]:
-    """Run module j = index + 1 for B sequences and draft one token for each; see Mtp._run_module for one.
+    """Run module j = index + 1 for B sequences over their columns that are not final, and draft one token for each.
 
     draft_rows: for each sequence h^{j-1} of the columns that depend on draft tokens; returns the same for h^j.
     """
     module = decoder.modules[index]
     norm, last_module = module.block.norm, index + 1 == len(decoder.modules)
-    each = zip(states, draft_rows, samplers, strict=True)
-    rows = [pending_rows(state, index, rows_of_sequence, sampler) for state, rows_of_sequence, sampler in each]
+    each = zip(states, draft_rows, sampler.tokens_of_each(), strict=True)
+    rows = [pending_rows(state, index, own_rows, own_tokens) for state, own_rows, own_tokens in each]
     starts, counts = [new.start for new in rows], [new.tokens.shape[0] for new in rows]
     joined, caches = project_rows(module, index, rows), [state.caches[index] for state in states]
     out = module.block.run_each(module.qkv(norm(joined)), joined, caches, starts, counts, last_only=last_module)
-    last = out if last_module else out[[end - 1 for end in accumulate(counts)]]
+    last = out if last_module else last_rows(out, counts)
     # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
-    logits = decoder.head((last if samplers[0].greedy else norm(last)) * module.last_norm)
-    for sampler, row in zip(samplers, logits.split(1), strict=True):
-        sampler.sample(row)
+    sampler.sample(decoder.head((last if sampler.greedy else norm(last)) * module.last_norm))
     outs = [None] * len(rows) if last_module else out.split(counts)
     return [
         finalize_committed(state, index, new, output) for state, new, output in zip(states, rows, outs, strict=True)

@@ -183,7 +183,7 @@ class MtpNative(AbstractDraft):
     def propose(
         self, state: NativeMtpState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, [rng])
         device, start = self.draft_ids.device, state.num_columns
         tokens, hidden = committed.next_tokens.to(device)[None], self.initial_hidden(committed.last)[None]
         num_rows = tokens.shape[1]
@@ -200,7 +200,7 @@ class MtpNative(AbstractDraft):
                 out = self.module(self.embed(token)[None], self.next_step_input(out), position, None, state.cache)
         if depth > 1:
             state.cache.crop(1 - depth)  # draft tokens leave no trace
-        return sampler.proposal()
+        return sampler.proposals()[0]
 
 
 class _Unrolled:

@@ -27,16 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import (
-    AbstractDraft,
-    Batch,
-    CommittedPositions,
-    DepthBranches,
-    Proposal,
-    Sampling,
-    StepLosses,
-)
-from components.drafts.methods.medusa import Head, independent_losses, sample_chain
+from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.methods.batched import DepthDraft
+from components.drafts.methods.medusa import Head, independent_losses
 from components.drafts.network.cached_block import CachedBlock, KvCache, linear_kernel
 from components.drafts.network.layers import (
     BlockShape,
@@ -47,7 +40,6 @@ from components.drafts.network.layers import (
     initialise,
     norm_weight_of,
 )
-from components.drafts.network.sampling import DraftSampler
 from components.drafts.settings import MtpParallelSettings
 from components.drafts.training.losses import teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -80,7 +72,7 @@ class MtpParallelState:
 
 
 @final
-class MtpParallel(AbstractDraft):
+class MtpParallel(DepthDraft[Decoder]):
     """See the module docstring. Trained parameters: heads.{k}."""
 
     method: ClassVar[str] = "mtp-parallel"
@@ -94,7 +86,6 @@ class MtpParallel(AbstractDraft):
         rows = head_rows(target, draft_ids) * norm_weight_of(target)
         self.register_buffer("unembedding", rows, persistent=False)
         self.heads = nn.ModuleList(LlamaLayer(self.shape) for _ in range(settings.num_heads))
-        self._decoder: Decoder | None = None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: MtpParallelSettings, draft_ids: Tensor) -> MtpParallel:
@@ -144,8 +135,8 @@ class MtpParallel(AbstractDraft):
         """z from the target's last-layer output [B, T, H], rotary positions, and the mask of visible columns."""
         return self.rms_normalised(last), Rope(self.shape, causal.positions), causal.visible
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
-        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+    def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
+        """As BatchedDraft."""
         heads = []
         for head in self.heads:
             assert isinstance(head, LlamaLayer)
@@ -157,59 +148,20 @@ class MtpParallel(AbstractDraft):
         self.kernel = lay_out(
             [*(part for head in heads for part in (head.qkv, *head.block.linears)), unembedding], kernel
         )
-        self._decoder = Decoder(heads, unembedding, dtype)
+        return Decoder(heads, unembedding, dtype)
 
-    def new_state(self, capacity: int) -> MtpParallelState:
-        """State for one sequence of at most `capacity` tokens."""
-        if self._decoder is None:
-            self.prepare_decoding()
-        decoder = self._decoder
-        assert decoder is not None
+    def empty_state(self, decoder: Decoder, capacity: int) -> MtpParallelState:
         return MtpParallelState(
             trunk=torch.empty(capacity, self.shape.hidden_size, dtype=decoder.dtype, device=self.draft_ids.device),
             caches=[head.block.new_cache(capacity) for head in decoder.heads],
             done=[0] * len(decoder.heads),
         )
 
-    @torch.inference_mode()
-    def propose(
-        self,
-        state: MtpParallelState,
-        committed: CommittedPositions,
-        depth: int,
-        sampling: Sampling,
-        rng: torch.Generator,
-    ) -> Proposal:
-        """As Proposer; heads deeper than `depth` do not run, and their columns wait in the state."""
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        logits = self._draft_logits([state], [committed], min(depth, self.max_depth))
-        return sample_chain(logits[:, 0], sampler) if depth else sampler.proposal()
-
-    @torch.inference_mode()
-    def propose_batch(
-        self,
-        states: Sequence[MtpParallelState],
-        committed: Sequence[CommittedPositions],
-        depth: int,
-        sampling: Sampling,
-        rngs: Sequence[torch.Generator],
-    ) -> list[Proposal]:
-        """As BatchProposer: as `propose`, with every head's linear layers run once for all sequences."""
-        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
-        logits = self._draft_logits(states, committed, min(depth, self.max_depth))
-        each = zip(logits.unbind(1), samplers, strict=True)
-        return [sample_chain(rows, sampler) if depth else sampler.proposal() for rows, sampler in each]
-
-    @torch.inference_mode()
-    def begin(self, state: MtpParallelState, committed: CommittedPositions, depth: int) -> DepthBranches:
-        return DepthBranches(self._draft_logits([state], [committed], min(depth, self.max_depth))[:, 0])
-
-    def _draft_logits(
-        self, states: Sequence[MtpParallelState], committed: Sequence[CommittedPositions], depth: int
+    def depth_logits(
+        self, states: Sequence[MtpParallelState], committed: Sequence[CommittedPositions], depth: int, scaled: bool
     ) -> Tensor:
-        """Commit new positions of B sequences; logits [depth, B, N] of the first heads at the newest of each."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+        """As DepthDraft; heads deeper than `depth` do not run, and their columns wait in the state."""
+        decoder = self.prepared
         for state, new in zip(states, committed, strict=True):
             before, state.num_columns = state.num_columns, state.num_columns + new.last.shape[0]
             state.trunk[before : state.num_columns] = self.rms_normalised(new.last)
@@ -219,10 +171,7 @@ class MtpParallel(AbstractDraft):
             parts = [state.trunk[state.done[index] : state.num_columns] for state in states]
             z, caches = parts[0] if len(parts) == 1 else torch.cat(parts), [state.caches[index] for state in states]
             qkv = head.qkv(head.block.norm(z))
-            if len(states) == 1:
-                rows.append(head.block.run(qkv, z, caches[0], starts[0], last_only=True))
-            else:
-                rows.append(head.block.run_each(qkv, z, caches, starts, [part.shape[0] for part in parts]))
+            rows.append(head.block.run_each(qkv, z, caches, starts, [part.shape[0] for part in parts]))
             for state in states:
                 state.done[index] = state.num_columns
         if not rows:

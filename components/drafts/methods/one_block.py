@@ -19,11 +19,12 @@ from typing import ClassVar, NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from components.drafts.interface import AbstractDraft, Batch, Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.interface import Batch, Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.methods.batched import BatchedDraft, merged
 from components.drafts.methods.training_time_test import BlockParts, Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockShape, shift_left
-from components.drafts.network.sampling import Ancestry, DraftSampler
+from components.drafts.network.sampling import Ancestry
 from components.drafts.settings import DistilledBlock
 from components.targets.interface import AbstractTarget
 
@@ -49,7 +50,7 @@ class OneBlockState:
     num_columns: int = 0
 
 
-class OneBlockDraft(AbstractDraft):
+class OneBlockDraft(BatchedDraft[ChainDecoder]):
     """See the module docstring; subclasses implement the abstract methods."""
 
     packs: ClassVar[bool] = True
@@ -58,13 +59,6 @@ class OneBlockDraft(AbstractDraft):
         super().__init__(target, draft_ids)
         self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
         self.num_steps, self.max_depth = num_steps, num_steps + EXTRA_DEPTH
-        self._decoder: ChainDecoder | None = None
-
-    @property
-    def prepared(self) -> ChainDecoder:
-        """The weights laid out for decoding by `prepare_decoding` or `new_state`."""
-        assert self._decoder is not None, "call prepare_decoding or new_state first"
-        return self._decoder
 
     @property
     @abstractmethod
@@ -86,10 +80,6 @@ class OneBlockDraft(AbstractDraft):
     @abstractmethod
     def draft_logits(self, output: Tensor) -> Tensor:
         """The block's output [..., H] -> logits over the draft vocabulary [..., N]."""
-
-    @abstractmethod
-    def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
-        """Lay the current weights out for decoding in `dtype`."""
 
     def unroll(self, batch: Batch, features: Tensor, rows: Tensor) -> Iterator[Tensor]:
         """The block's outputs [B, R, H] of steps 0, 1, ... without end, from columns rows int64 [B, R].
@@ -119,32 +109,8 @@ class OneBlockDraft(AbstractDraft):
             draft_tokens.append(tokens[0])
         return torch.stack(draft_tokens, 1)
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
-        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
-        self._decoder = self.decoder(dtype, kernel)
-
-    def new_state(self, capacity: int) -> OneBlockState:
-        """State for one sequence of at most `capacity` tokens."""
-        if self._decoder is None:
-            self.prepare_decoding()
-        assert self._decoder is not None
-        return OneBlockState(self._decoder.block.new_cache(capacity + self.max_depth))
-
-    @torch.inference_mode()
-    def propose(
-        self, state: OneBlockState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
-    ) -> Proposal:
-        """As Proposer: the last new position drafts the first token, then one row per draft token."""
-        decoder, output = self._commit(state, committed)
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        logits = decoder.ranking if sampler.greedy else decoder.logits
-        depth = min(depth, self.max_depth)
-        for k in range(depth):
-            tokens = sampler.sample(logits(output))
-            if k + 1 < depth:
-                qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
-                output = decoder.block.run(qkv, residual, state.cache, state.num_columns + k, last_only=True)
-        return sampler.proposal()
+    def empty_state(self, decoder: ChainDecoder, capacity: int) -> OneBlockState:
+        return OneBlockState(decoder.block.new_cache(capacity + self.max_depth))
 
     @torch.inference_mode()
     def propose_batch(
@@ -155,45 +121,36 @@ class OneBlockDraft(AbstractDraft):
         sampling: Sampling,
         rngs: Sequence[torch.Generator],
     ) -> list[Proposal]:
-        """As BatchProposer: as `propose`, with the linear layers run once for all sequences."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
-        block, caches = decoder.block, [state.cache for state in states]
-        starts, counts = [state.num_columns for state in states], [new.next_tokens.shape[0] for new in committed]
-        merged = CommittedPositions(*(torch.cat(parts) for parts in zip(*committed, strict=True)))
-        qkv, residual = decoder.inputs(merged.next_tokens.to(self.draft_ids.device), decoder.features(merged))
-        output = block.run_each(qkv, residual, caches, starts, counts)
-        for state, count in zip(states, counts, strict=True):
-            state.num_columns += count
-        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
-        logits = decoder.ranking if samplers[0].greedy else decoder.logits
+        """As BatchProposer: the last new position drafts the first token, then one row per draft token."""
+        decoder, output = self.prepared, self._commit(states, committed)
+        sampler, caches = self.sampler(sampling, rngs), [state.cache for state in states]
+        logits = decoder.ranking if sampler.greedy else decoder.logits
         depth = min(depth, self.max_depth)
         for k in range(depth):
-            rows = logits(output).split(1)
-            tokens = torch.cat([sampler.sample(row) for sampler, row in zip(samplers, rows, strict=True)])
+            tokens = sampler.sample(logits(output))
             if k + 1 < depth:
                 qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
                 starts = [state.num_columns + k for state in states]
-                output = block.run_each(qkv, residual, caches, starts, [1] * len(states))
-        return [sampler.proposal() for sampler in samplers]
+                output = decoder.block.run_each(qkv, residual, caches, starts, [1] * len(states))
+        return sampler.proposals()
 
     @torch.inference_mode()
     def begin(self, state: OneBlockState, committed: CommittedPositions, depth: int) -> BlockBranches:
-        decoder, output = self._commit(state, committed)
+        decoder, output = self.prepared, self._commit([state], [committed])
 
         def inputs(tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
             return decoder.inputs(tokens, decoder.next_step_input(parents))
 
         return BlockBranches(decoder.block, state, output, inputs, decoder.logits)
 
-    def _commit(self, state: OneBlockState, committed: CommittedPositions) -> tuple[ChainDecoder, Tensor]:
-        """Commit new positions; returns the decoder and the block's output [1, H] at the last of them."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
-        tokens, start = committed.next_tokens.to(self.draft_ids.device), state.num_columns
-        qkv, residual = decoder.inputs(tokens, decoder.features(committed))
-        state.num_columns += tokens.shape[0]
-        return decoder, decoder.block.run(qkv, residual, state.cache, start, last_only=True)
+    def _commit(self, states: Sequence[OneBlockState], committed: Sequence[CommittedPositions]) -> Tensor:
+        """Commit new positions; returns the block's output at the last of each sequence, [B, H]."""
+        decoder, new = self.prepared, merged(committed)
+        qkv, residual = decoder.inputs(new.next_tokens.to(self.draft_ids.device), decoder.features(new))
+        starts, counts = [state.num_columns for state in states], [each.next_tokens.shape[0] for each in committed]
+        for state, count in zip(states, counts, strict=True):
+            state.num_columns += count
+        return decoder.block.run_each(qkv, residual, [state.cache for state in states], starts, counts)
 
 
 class BlockState(Protocol):

@@ -34,15 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import (
-    AbstractDraft,
-    Batch,
-    CommittedPositions,
-    DepthBranches,
-    Proposal,
-    Sampling,
-    StepLosses,
-)
+from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.methods.batched import DepthDraft, merged
 from components.drafts.methods.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.one_block import EXTRA_DEPTH
 from components.drafts.methods.training_time_test import BlockParts, attend, finish_block, select_rows
@@ -60,7 +53,6 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
-from components.drafts.network.sampling import DraftSampler
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import PEagleSettings
 from components.drafts.training.batches import step_generator
@@ -96,7 +88,7 @@ class PEagleState:
 
 
 @final
-class PEagle(AbstractDraft):
+class PEagle(DepthDraft[Decoder]):
     """See the module docstring. Trained parameters: fc, layers, norm, lm_head, mask_token, mask_hidden."""
 
     method: ClassVar[str] = "p-eagle"
@@ -114,7 +106,6 @@ class PEagle(AbstractDraft):
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.mask_token = nn.Parameter(torch.zeros(hidden))
         self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
-        self._decoder: Decoder | None = None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> PEagle:
@@ -207,8 +198,8 @@ class PEagle(AbstractDraft):
                 masked = finish_block(layer, masked, state.mixed_at_masks(masked_inputs))
         return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
 
-    def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
-        """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
+    def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
+        """As BatchedDraft."""
         first, hidden_size = self.first_layer, self.shape.hidden_size
         blocks = [
             CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
@@ -219,7 +210,7 @@ class PEagle(AbstractDraft):
             masked = self.fc(self.mask_hidden)[None]
             masked_qkv = F.linear(first.attention_input(self.mask_token[None], masked), weight)
         later_parts = zip(self.later_layers, blocks[1:], strict=True)
-        self._decoder = decoder = Decoder(
+        decoder = Decoder(
             fuse=linear_kernel(self.fc.weight.detach().to(dtype)),
             token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden_size], dtype),
             hidden_part=linear_kernel(unit_norm.folded(weight[:, hidden_size:], first.hidden_norm).to(dtype)),
@@ -237,91 +228,38 @@ class PEagle(AbstractDraft):
         self.kernel = lay_out(
             [decoder.fuse, decoder.hidden_part, *decoder.later_qkv, *block_linears, decoder.head], kernel
         )
+        return decoder
 
-    def new_state(self, capacity: int) -> PEagleState:
-        """State for one sequence of at most `capacity` tokens."""
-        if self._decoder is None:
-            self.prepare_decoding()
-        assert self._decoder is not None
-        return PEagleState([block.new_cache(capacity + self.max_depth) for block in self._decoder.blocks])
+    def empty_state(self, decoder: Decoder, capacity: int) -> PEagleState:
+        return PEagleState([block.new_cache(capacity + self.max_depth) for block in decoder.blocks])
 
-    @torch.inference_mode()
-    def propose(
-        self, state: PEagleState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
-    ) -> Proposal:
-        """As Proposer, in one pass: the new positions, and a mask row for every draft token after the first."""
-        sampler = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
-        depth = min(depth, self.max_depth)
-        logits = self._commit_and_draft(state, committed, max(1, depth), scaled=not sampler.greedy)
-        for row in logits[:depth]:
-            sampler.sample(row[None])
-        return sampler.proposal()
-
-    @torch.inference_mode()
-    def propose_batch(
-        self,
-        states: Sequence[PEagleState],
-        committed: Sequence[CommittedPositions],
-        depth: int,
-        sampling: Sampling,
-        rngs: Sequence[torch.Generator],
-    ) -> list[Proposal]:
-        """As BatchProposer, in one pass for all sequences."""
-        samplers = [DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng) for rng in rngs]
-        depth = min(depth, self.max_depth)
-        logits = self._commit_and_draft_each(states, committed, max(1, depth), scaled=not samplers[0].greedy)
-        for sampler, rows in zip(samplers, logits, strict=True):
-            for row in rows[:depth]:
-                sampler.sample(row[None])
-        return [sampler.proposal() for sampler in samplers]
-
-    @torch.inference_mode()
-    def begin(self, state: PEagleState, committed: CommittedPositions, depth: int) -> DepthBranches:
-        return DepthBranches(self._commit_and_draft(state, committed, depth, scaled=True))
-
-    def _commit_and_draft(self, state: PEagleState, committed: CommittedPositions, depth: int, scaled: bool) -> Tensor:
-        """Commit new positions; logits of `depth` draft tokens, [depth, N]; unless scaled, only the order is valid."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
-        unit_norm, start = decoder.blocks[0].norm, state.num_columns
-        fused = decoder.fuse(committed.taps.to(decoder.dtype))
-        tokens = decoder.token_part(committed.next_tokens.to(self.draft_ids.device))
-        qkv = torch.cat((tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv.expand(depth - 1, -1)))
-        hidden = torch.cat((fused, decoder.masked.expand(depth - 1, -1)))
-        state.num_columns += committed.next_tokens.shape[0]
-        for i, (block, cache) in enumerate(zip(decoder.blocks, state.caches, strict=True)):
-            if i > 0:
-                qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
-            hidden = block.run(qkv, hidden, cache, start, last_only=depth == 1 and block is decoder.blocks[-1])
-        hidden = hidden[-depth:]
-        return decoder.head(unit_norm(hidden) if scaled else hidden)
-
-    def _commit_and_draft_each(
+    def depth_logits(
         self, states: Sequence[PEagleState], committed: Sequence[CommittedPositions], depth: int, scaled: bool
     ) -> Tensor:
-        """As `_commit_and_draft` for B sequences: [B, depth, N]. Each has its new positions, then its mask rows."""
-        decoder = self._decoder
-        assert decoder is not None, "call new_state first"
+        """As DepthDraft: each sequence has its new positions, then a mask row for every draft token after the first."""
+        decoder, new, num_masks = self.prepared, merged(committed), max(0, depth - 1)
         unit_norm, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
-        sizes = [new.next_tokens.shape[0] for new in committed]
-        fused = decoder.fuse(torch.cat([new.taps for new in committed]).to(decoder.dtype))
-        tokens = decoder.token_part(torch.cat([new.next_tokens for new in committed]).to(self.draft_ids.device))
+        sizes = [each.next_tokens.shape[0] for each in committed]
+        fused = decoder.fuse(new.taps.to(decoder.dtype))
+        tokens = decoder.token_part(new.next_tokens.to(self.draft_ids.device))
 
         def with_masks(rows: Tensor, mask: Tensor) -> Tensor:
-            return torch.cat(
-                [part for sequence_rows in rows.split(sizes) for part in (sequence_rows, mask.expand(depth - 1, -1))]
-            )
+            masks = mask.expand(num_masks, -1)
+            return torch.cat([part for sequence_rows in rows.split(sizes) for part in (sequence_rows, masks)])
 
         qkv = with_masks(tokens + decoder.hidden_part(unit_norm(fused)), decoder.masked_qkv)
-        hidden, counts = with_masks(fused, decoder.masked), [size + depth - 1 for size in sizes]
+        hidden, counts = with_masks(fused, decoder.masked), [size + num_masks for size in sizes]
         for state, size in zip(states, sizes, strict=True):
             state.num_columns += size
         for i, block in enumerate(decoder.blocks):
             if i > 0:
                 qkv = decoder.later_qkv[i - 1](unit_norm(hidden))
-            hidden = block.run_each(qkv, hidden, [state.caches[i] for state in states], starts, counts, last_only=False)
-        hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
-        return decoder.head(unit_norm(hidden) if scaled else hidden).unflatten(0, (len(states), depth))
+            last_only = num_masks == 0 and block is decoder.blocks[-1]
+            hidden = block.run_each(qkv, hidden, [state.caches[i] for state in states], starts, counts, last_only)
+        if num_masks:
+            hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
+        logits = decoder.head(unit_norm(hidden) if scaled else hidden)
+        return logits.unflatten(0, (len(states), num_masks + 1)).transpose(0, 1)[:depth]
 
 
 def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -84,6 +85,11 @@ class TokenTable:
         return F.linear(embedded, self.weight, self.bias)
 
 
+def last_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """The last row of each sequence, [B, H], of rows [T, H], counts[b] of each sequence, sequence after sequence."""
+    return rows[-1:] if len(counts) == 1 else rows[[end - 1 for end in accumulate(counts)]]
+
+
 @final
 class CachedBlock:
     """Attention and SwiGLU of one block over a KvCache; the method feeds it projected rows."""
@@ -133,23 +139,47 @@ class CachedBlock:
 
         qkv: [T, (A + 2G) * D], not yet rotated, and not needed afterwards; residual: [T, H].
         """
+        return self._finish(residual[-1:] if last_only else residual, self._mix(qkv, cache, start, last_only))
+
+    def run_each(
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        caches: Sequence[KvCache],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        last_only: bool = True,
+    ) -> Tensor:
+        """Run new rows of B sequences; return the output of each sequence's last row, [B, H], or of every row, [T, H].
+
+        qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
+        go to rows starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
+        """
+        if len(caches) == 1:
+            return self.run(qkv, residual, caches[0], starts[0], last_only)
+        each = zip(qkv.split(counts), caches, starts, strict=True)
+        mixed = [self._mix(rows, cache, start, last_only) for rows, cache, start in each]
+        return self._finish(last_rows(residual, counts) if last_only else residual, torch.cat(mixed))
+
+    def _mix(self, qkv: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
+        """Write cache rows start.. of one sequence; what each of its rows attends to, [T, A * D], or the last one."""
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        end = start + num_rows
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        self._rotate(rows.narrow(1, 0, heads + kv_heads), start)
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.narrow(0, start, num_rows))
         cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
+        keys, values = cache.narrow(1, 0, start + num_rows).unsqueeze(0).split(kv_heads, 1)
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
             queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
-            mixed = F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
-            residual = residual[-1:]
-        else:
-            queries, mask = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, num_rows)
-            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-            mixed = mixed[0].transpose(0, 1).reshape(num_rows, heads * size)
-        return self._finish(residual, mixed)
+            return F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
+        return self._attend(rows, keys, values, self._mask(start, num_rows))
+
+    def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Attention of rotated rows [T, A + 2G, D] over keys and values [1, G, C, D] by mask [T, C]: [T, A * D]."""
+        queries = rows.narrow(1, 0, self.shape.num_attention_heads).transpose(0, 1).unsqueeze(0)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        return mixed[0].transpose(0, 1).reshape(rows.shape[0], -1)
 
     def run_at(self, qkv: Tensor, residual: Tensor, cache: KvCache, columns: Tensor, window: int) -> Tensor:
         """As `run` for every row, with all indices on the device, so that a CUDA graph can capture it.
@@ -160,13 +190,11 @@ class CachedBlock:
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
         cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
-        queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
         visible = torch.arange(window, device=columns.device) <= columns[:, None]
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, enable_gqa=True)
-        return self._finish(residual, mixed[0].transpose(0, 1).reshape(num_rows, heads * size))
+        return self._finish(residual, self._attend(rows, keys, values, visible))
 
     def run_branches(
         self,
@@ -187,49 +215,13 @@ class CachedBlock:
         end = start + num_rows
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
         rotations = self.rotations.index_select(0, torch.tensor(positions, device=self.device))
-        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), rotations)
         cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
-        queries = rows[num_rows - num_last :, :heads].transpose(0, 1).unsqueeze(0)
         mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
         mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        return self._finish(residual[num_rows - num_last :], mixed[0].transpose(0, 1).reshape(num_last, heads * size))
-
-    def run_each(
-        self,
-        qkv: Tensor,
-        residual: Tensor,
-        caches: Sequence[KvCache],
-        starts: Sequence[int],
-        counts: Sequence[int],
-        last_only: bool = True,
-    ) -> Tensor:
-        """Run new rows of B sequences; return the output of each sequence's last row, [B, H], or of every row, [T, H].
-
-        qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
-        go to rows starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
-        """
-        shape, device = self.shape, qkv.device
-        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        positions = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
-        rows = qkv.view(-1, heads + 2 * kv_heads, size)
-        rotations = self.rotations.index_select(0, torch.cat(positions).to(device))
-        self._rotate_by(rows.narrow(1, 0, heads + kv_heads), rotations)
-        mixed, last, end = [], [], 0
-        for cache, start, count in zip(caches, starts, counts, strict=True):
-            sequence_rows, end = rows.narrow(0, end, count), end + count
-            cache.narrow(1, start, count).copy_(sequence_rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-            keys, values = cache.narrow(1, 0, start + count).unsqueeze(0).split(kv_heads, 1)
-            if last_only or count == 1:
-                queries = sequence_rows[-1, :heads].view(1, kv_heads, shape.group, size)
-                mixed.append(F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size))
-                last.append(end - 1)
-                continue
-            queries, mask = sequence_rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0), self._mask(start, count)
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-            mixed.append(attended[0].transpose(0, 1).reshape(count, heads * size))
-        return self._finish(residual[last] if last_only else residual, torch.cat(mixed))
+        mixed = self._attend(rows[num_rows - num_last :], keys, values, mask)
+        return self._finish(residual[num_rows - num_last :], mixed)
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""
@@ -237,11 +229,7 @@ class CachedBlock:
         gate, up = self.gate_up(self.norm(hidden)).chunk(2, -1)
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
-    def _rotate(self, rows: Tensor, start: int) -> None:
-        """Rotate queries and keys [T, A + G, D] of columns start.. in place."""
-        self._rotate_by(rows, self.rotations.narrow(0, start, rows.shape[0]))
-
-    def _rotate_by(self, rows: Tensor, rotations: Tensor) -> None:
+    def _rotate(self, rows: Tensor, rotations: Tensor) -> None:
         """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]."""
         exact = rows if rows.dtype == torch.float32 else rows.float()
         torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotations)

@@ -44,33 +44,45 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 class DraftSampler:
-    """Samples the tokens of one proposal from draft logits and stores the distributions they were drawn from."""
+    """Samples the tokens of B proposals side by side and stores the distributions they were drawn from."""
 
-    def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rng: torch.Generator) -> None:
-        """draft_ids: int64 [N], the target ids that draft logits stand for."""
-        self.draft_ids, self.vocab_size, self.sampling, self.rng = draft_ids, vocab_size, sampling, rng
+    def __init__(self, draft_ids: Tensor, vocab_size: int, sampling: Sampling, rngs: Sequence[torch.Generator]) -> None:
+        """draft_ids: int64 [N], the target ids that draft logits stand for. rngs: one for each of B sequences."""
+        self.draft_ids, self.vocab_size, self.sampling, self.rngs = draft_ids, vocab_size, sampling, rngs
         self.greedy = sampling.temperature <= 0
-        self.tokens: list[Tensor] = []
-        self.probs: list[Tensor] = []
+        self.tokens: list[Tensor] = []  # of every step, int64 [B]
+        self.probs: list[Tensor] = []  # of every step, [B, V]
 
     def sample(self, logits: Tensor) -> Tensor:
-        """Sample the next draft token, int64 [1], from logits [1, N]; greedy sampling ignores their scale."""
+        """Sample the next draft token of each, int64 [B], from logits [B, N]; greedy sampling ignores their scale."""
         if self.greedy:
             choice = logits.argmax(-1)
         else:
-            probs = probabilities(logits[0], self.sampling)
-            # The generator lives on the CPU, so that a seed means the same tokens on every device.
-            choice = torch.multinomial(probs.cpu(), 1, generator=self.rng).to(logits.device)
-            self.probs.append(torch.zeros(self.vocab_size, device=probs.device).index_copy_(0, self.draft_ids, probs))
+            probs = probabilities(logits, self.sampling)
+            # The generators live on the CPU, so that a seed means the same tokens on every device.
+            rows = zip(probs.cpu(), self.rngs, strict=True)
+            choice = torch.cat([torch.multinomial(row, 1, generator=rng) for row, rng in rows]).to(logits.device)
+            every_token = torch.zeros(len(probs), self.vocab_size, device=probs.device)
+            self.probs.append(every_token.index_copy_(1, self.draft_ids, probs))
         token = self.draft_ids.index_select(0, choice)
         self.tokens.append(token)
         return token
 
-    def proposal(self) -> Proposal:
-        """The tokens sampled so far, as a proposal."""
+    def tokens_of_each(self) -> Sequence[Sequence[Tensor]]:
+        """The tokens sampled so far, for each sequence a list of int64 [1]."""
+        if len(self.rngs) == 1:
+            return [self.tokens]
+        return list(zip(*(tokens.split(1) for tokens in self.tokens), strict=True)) or [()] * len(self.rngs)
+
+    def proposals(self) -> list[Proposal]:
+        """The tokens sampled so far, as B proposals."""
         if not self.tokens:
-            return Proposal(torch.empty(0, dtype=torch.int64, device=self.draft_ids.device), None)
-        return Proposal(torch.cat(self.tokens), torch.stack(self.probs) if self.probs else None)
+            none = torch.empty(0, dtype=torch.int64, device=self.draft_ids.device)
+            return [Proposal(none, None) for _ in self.rngs]
+        chains = torch.cat(self.tokens).view(len(self.tokens), -1).unbind(1)
+        if not self.probs:
+            return [Proposal(chain, None) for chain in chains]
+        return [Proposal(*parts) for parts in zip(chains, torch.stack(self.probs, 1), strict=True)]
 
 
 def ancestor_sets(parents: Sequence[int]) -> list[int]:

@@ -55,7 +55,7 @@ class Twin:
     def propose(
         self, state: TwinState, columns: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
-        guesses = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, rng)
+        guesses = DraftSampler(self.draft_ids, self.target.shape.vocab_size, sampling, [rng])
         logits = self.take_in(state, columns)
         committed = state.cache.lengths.clone()
         for _ in range(depth):
@@ -64,7 +64,7 @@ class Twin:
             assert passed is not None
             logits = passed[0]
         state.cache.truncate(committed)
-        return guesses.proposal()
+        return guesses.proposals()[0]
 
 
 class TwinBranches(Branches):
