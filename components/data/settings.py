@@ -38,6 +38,7 @@ FieldName = Literal["messages", "prompt", "response", "system", "tools", "text"]
 _SUFFIXES: Final = {"auto": "", "text": ".txt"}
 """Format -> the suffix that it is read as; every other format is its own suffix."""
 
+CorpusSource = Literal["python-stdlib"]
 Strata = Literal["source", "language", "domain"]
 Unit = Literal["tokens", "rows"]
 TooSmall = Literal["shrink", "fill", "repeat", "refuse"]

@@ -1,6 +1,7 @@
 """The steps of this room, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
-A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands on all
+of its arguments; tests/components/test_steps.py holds the two signatures together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from components.contract import Chats, Context, Conversations, Corpus, Features,
 from components.data.settings import (
     ChatSource,
     Cleaning,
+    CorpusSource,
     Order,
     Strata,
     Thinking,
@@ -28,8 +30,6 @@ from components.engines.server_address import BaseUrl, ServerEngine
 from components.outside_json import JsonObject
 
 _DEFAULT: Final = Cleaning()
-
-CorpusSource = Literal["python-stdlib"]
 
 Amount = Annotated[int, Field(ge=1)]
 
@@ -146,23 +146,10 @@ def collect_prompts(
         max_prompt_characters: Longer prompts are left out, characters; null is 400 for python-stdlib, 4000 for rows.
         max_rows: The most rows to read, in the order of the files; a hub data set may hold billions.
     """
+    arguments = locals().copy()
     from components.data.collect.prompts import collect_prompts as run
 
-    return run(
-        source=source,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-        num_warm_up=num_warm_up,
-        evaluation_percent=evaluation_percent,
-        keep_out=keep_out,
-        workload=workload,
-        workload_field=workload_field,
-        min_prompt_characters=min_prompt_characters,
-        max_prompt_characters=max_prompt_characters,
-        max_rows=max_rows,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def collect_traffic(
@@ -205,25 +192,10 @@ def collect_traffic(
         max_prompt_characters: longer questions are left out, characters.
         max_new: new conversations looked at, at most, in the order of the files; the rest waits for another night.
     """
+    arguments = locals().copy()
     from components.data.collect.traffic import collect_traffic as run
 
-    return run(
-        seen,
-        source=source,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-        num_warm_up=num_warm_up,
-        min_new=min_new,
-        evaluation_percent=evaluation_percent,
-        keep_out=keep_out,
-        workload=workload,
-        workload_field=workload_field,
-        min_prompt_characters=min_prompt_characters,
-        max_prompt_characters=max_prompt_characters,
-        max_new=max_new,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def collect_workloads(
@@ -252,18 +224,10 @@ def collect_workloads(
         max_answer_tokens: tokens of the target's answer that a second turn may follow on, at most.
         max_rows: rows looked at in each source, at most.
     """
+    arguments = locals().copy()
     from components.data.collect.workloads import collect_workloads as run
 
-    return run(
-        target,
-        sources=sources,
-        num_prompts=num_prompts,
-        num_warm_up=num_warm_up,
-        max_prompt_characters=max_prompt_characters,
-        max_answer_tokens=max_answer_tokens,
-        max_rows=max_rows,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def deduplicate(
@@ -298,19 +262,10 @@ def deduplicate(
         benchmark_ngram: units of an n-gram in the search for benchmark texts. Shorter prompts are searched as a whole.
         benchmark_overlap: share of a prompt's n-grams that a row must contain to be removed; 0.01: one is enough.
     """
+    arguments = locals().copy()
     from components.data.dedup.deduplicate import deduplicate as run
 
-    return run(
-        chats,
-        keep_out,
-        similarity=similarity,
-        ngram=ngram,
-        num_permutations=num_permutations,
-        prefer=prefer,
-        benchmark_ngram=benchmark_ngram,
-        benchmark_overlap=benchmark_overlap,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def features_on_the_fly(
@@ -409,30 +364,10 @@ def mix_chats(
         chars_per_token: characters of a token by language, for estimates; "" is every language not named (4.0; Chinese
             and Japanese 1.6, Korean 1.8).
     """
+    arguments = locals().copy()
     from components.data.mixing.mix_chats import mix_chats as run
 
-    return run(
-        chats,
-        target,
-        strata=strata,
-        weights=weights,
-        by=by,
-        temperature=temperature,
-        caps=caps,
-        limit=limit,
-        too_small=too_small,
-        max_turns=max_turns,
-        order=order,
-        ask_once=ask_once,
-        num_validation=num_validation,
-        num_test=num_test,
-        num_warm_up=num_warm_up,
-        evaluation_percent=evaluation_percent,
-        evaluation_weights=evaluation_weights,
-        workload=workload,
-        chars_per_token=chars_per_token,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def mix_prompts(
@@ -458,17 +393,10 @@ def mix_prompts(
         num_test: prompts for benchmarks, at most.
         num_warm_up: prompts that warm a benchmark up, at most.
     """
+    arguments = locals().copy()
     from components.data.mixing.mix_prompts import mix_prompts as run
 
-    return run(
-        new,
-        old,
-        old_share=old_share,
-        num_validation=num_validation,
-        num_test=num_test,
-        num_warm_up=num_warm_up,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def write_answers_by_server(
@@ -515,29 +443,10 @@ def write_answers_by_server(
         max_failed: Share of the prompts that may fail; above it the step stops and keeps its answers for the next
             attempt.
     """
+    arguments = locals().copy()
     from components.data.responses.from_server import write_answers_by_server as run
 
-    return run(
-        target,
-        prompts,
-        base_url=base_url,
-        engine=engine,
-        model=model,
-        api_key_variable=api_key_variable,
-        label=label,
-        concurrency=concurrency,
-        retries=retries,
-        backoff_s=backoff_s,
-        timeout_s=timeout_s,
-        wait_s=wait_s,
-        temperature=temperature,
-        greedy_share=greedy_share,
-        max_new_tokens=max_new_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        shard_size=shard_size,
-        max_failed=max_failed,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def write_answers(
@@ -562,19 +471,10 @@ def write_answers(
         shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
         max_prompt_tokens: Prompts of more tokens are left out and counted.
     """
+    arguments = locals().copy()
     from components.data.responses.generate import write_answers as run
 
-    return run(
-        target,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        sampled_share=sampled_share,
-        temperature=temperature,
-        batch_size=batch_size,
-        shard_size=shard_size,
-        max_prompt_tokens=max_prompt_tokens,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def write_given_answers(
@@ -600,18 +500,10 @@ def write_given_answers(
         shard_size: Rows of a shard.
         max_set_aside: Share of the chats with answers that may be set aside; above it the step stops and says why.
     """
+    arguments = locals().copy()
     from components.data.responses.given import write_given_answers as run
 
-    return run(
-        target,
-        prompts,
-        thinking=thinking,
-        turns=turns,
-        max_tokens=max_tokens,
-        shard_size=shard_size,
-        max_set_aside=max_set_aside,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def test_a_step_has_the_parameters_of_its_implementation(address: str) -> None:
     implemented = inspect.signature(implementation_of(STEPS[address])).parameters
     assert list(declared) == list(implemented)
     assert all(parameter.default is inspect.Parameter.empty for parameter in implemented.values())
+
+
+@pytest.mark.parametrize("address", sorted(address for address in STEPS if address.startswith("data.")))
+def test_a_step_of_data_hands_on_what_its_implementation_takes(address: str) -> None:
+    step = STEPS[address]
+    assert typing.get_type_hints(step) == typing.get_type_hints(implementation_of(step))
 
 
 def test_every_room_has_its_steps() -> None:

@@ -17,11 +17,12 @@ from contextlib import ExitStack
 from components.contract import Chats, Context, Corpus, UserError
 from components.data.formats.chats import Chat, read_chats
 from components.data.formats.splits import hash_number
+from components.data.settings import CorpusSource
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
 from components.targets.pretraining.tokenizer import MARKUP, chat_text, without_markup
 
 
-def collect_corpus(*, source: str, with_tests: bool, min_characters: int, ctx: Context) -> Corpus:
+def collect_corpus(*, source: CorpusSource, with_tests: bool, min_characters: int, ctx: Context) -> Corpus:
     """The step `data.collect_corpus`; its settings are explained in components/data/steps.py."""
     held_out: list[dict[str, str]] = []
     train: list[dict[str, str]] = []
