@@ -2,16 +2,16 @@
 
 A preset holds no rows. It describes a repository on the hub (read only under `draftsmith run --online`) or a local copy
 of its files: fields, licence, language and, for a benchmark, how its rows become prompts and the workload of each of
-its categories. Row counts are those of the publisher. The templates of benchmarks are our own wording, so published
-scores that depend on another wording are not comparable.
+its categories. The row counts beside them are the publisher's. The templates of benchmarks are our own wording, so
+published scores that depend on another wording are not comparable.
 """
 
 from __future__ import annotations
 
 import string
-from typing import Final, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, model_validator
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final, Literal
 
 ChatPresetName = Literal["eaglechat", "sharegpt", "ultrachat", "smoltalk-chinese", "perfectblend", "magpie"]
 WorkloadPresetName = Literal["mt-bench", "spec-bench", "gsm8k", "math-500", "humaneval", "ceval", "cmmlu"]
@@ -20,19 +20,17 @@ Language = Literal["en", "zh"]
 """The language of the answers."""
 
 
-class ChatPreset(BaseModel):
+@dataclass(frozen=True)
+class ChatPreset:
     """One collection of conversations.
 
     repository: hub id. split: the split to read.
     fields: the possible fields of the turns; a row with none of them comes from another file and is refused.
-    language: the language of all rows, "" for several. domain_field: the row's field that names its domain.
     licence: as stated by the publisher.
+    language: the language of all rows, "" for several. domain_field: the row's field that names its domain.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     name: ChatPresetName
-    about: str
     repository: str
     split: str
     fields: tuple[str, ...]
@@ -41,104 +39,63 @@ class ChatPreset(BaseModel):
     domain_field: str = ""
 
 
+_CONVERSATIONS: Final = ("conversations",)
+_SHAREGPT: Final = "Apache-2.0 as uploaded; the conversations are their users'"
+_EAGLECHAT: Final = "of its parts: Apache-2.0 (ShareGPT as uploaded, smoltalk-chinese), MIT (UltraChat)"
+_LLAMA: Final = "Llama 3.1 Community License"
+_MAGPIE: Final = "Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered"
 CHAT_PRESETS: Final[dict[str, ChatPreset]] = {
     preset.name: preset
     for preset in (
+        # bilingual: ShareGPT (120,675), UltraChat (207,865), smoltalk-chinese (710,564), cleaned, mixed
+        ChatPreset("eaglechat", "zhaode/EagleChat", "train", _CONVERSATIONS, _EAGLECHAT),
+        # 120,675 conversations with ChatGPT that people shared, mostly English, unfiltered; many turns
+        ChatPreset("sharegpt", "Aeala/ShareGPT_Vicuna_unfiltered", "train", _CONVERSATIONS, _SHAREGPT),
+        # 207,865 synthetic English conversations of several turns: the world, writing, given material
+        ChatPreset("ultrachat", "HuggingFaceH4/ultrachat_200k", "train_sft", ("messages", "data"), "MIT", "en"),
+        # 710,564 synthetic Chinese conversations of one to three turns: knowledge, planning, code
+        ChatPreset("smoltalk-chinese", "opencsg/smoltalk-chinese", "train", _CONVERSATIONS, "Apache-2.0", "zh"),
+        # open reproduction of the PerfectBlend mix, 1.4 million rows: chat, mathematics, code; English
+        ChatPreset("perfectblend", "mlabonne/open-perfectblend", "train", _CONVERSATIONS, "Apache-2.0"),
+        # 300,000 instructions that Llama 3.1 70B wrote to itself, and its answers; English, one turn
         ChatPreset(
-            name="eaglechat",
-            about="Bilingual: ShareGPT (120,675), UltraChat (207,865), smoltalk-chinese (710,564), cleaned, mixed.",
-            repository="zhaode/EagleChat",
-            split="train",
-            fields=("conversations",),
-            licence="of its parts: Apache-2.0 (ShareGPT as uploaded, smoltalk-chinese), MIT (UltraChat)",
-        ),
-        ChatPreset(
-            name="sharegpt",
-            about="120,675 conversations with ChatGPT that people shared, mostly English, unfiltered; many turns.",
-            repository="Aeala/ShareGPT_Vicuna_unfiltered",
-            split="train",
-            fields=("conversations",),
-            licence="Apache-2.0 as uploaded; the conversations are their users'",
-        ),
-        ChatPreset(
-            name="ultrachat",
-            about="207,865 synthetic English conversations of several turns: the world, writing, given material.",
-            repository="HuggingFaceH4/ultrachat_200k",
-            split="train_sft",
-            fields=("messages", "data"),
-            licence="MIT",
-            language="en",
-        ),
-        ChatPreset(
-            name="smoltalk-chinese",
-            about="710,564 synthetic Chinese conversations of one to three turns: knowledge, planning, code.",
-            repository="opencsg/smoltalk-chinese",
-            split="train",
-            fields=("conversations",),
-            licence="Apache-2.0",
-            language="zh",
-        ),
-        ChatPreset(
-            name="perfectblend",
-            about="Open reproduction of the PerfectBlend mix, 1.4 million rows: chat, mathematics, code; English.",
-            repository="mlabonne/open-perfectblend",
-            split="train",
-            fields=("conversations",),
-            licence="Apache-2.0",
-        ),
-        ChatPreset(
-            name="magpie",
-            about="300,000 instructions that Llama 3.1 70B wrote to itself, and its answers; English, one turn.",
-            repository="Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered",
-            split="train",
-            fields=("conversations", "instruction"),
-            licence="Llama 3.1 Community License",
-            language="en",
-            domain_field="task_category",
+            "magpie", _MAGPIE, "train", ("conversations", "instruction"), _LLAMA, "en", domain_field="task_category"
         ),
     )
 }
 
 
-class WorkloadPreset(BaseModel):
+@dataclass(frozen=True)
+class WorkloadPreset:
     """One benchmark.
 
-    repository: hub id. configs: its subsets, each loaded by name; empty is the default one. split: the split to read.
+    repository: hub id. split: the split to read. language: of the answers.
+    workload: of the rows of every category that is not in `workloads`, which says it of the others.
+    configs: its subsets, each loaded by name; empty is the default one.
     files: the files to read where the repository has no loadable subsets. members: the files inside a zip among them.
     category: the row's field with its category; "" takes the name of the subset or file.
-    workloads: category -> workload; other categories belong to `workload`.
     turns: fields that may hold a list of user turns; the first that is present counts.
     template: the question, with the row's fields in braces (lower case); unused where the row has `turns`.
     reference: the field with a person's answer, "" without one.
     chat: whether a chat template applies; otherwise the prompt is a text to continue.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    name: str
-    about: str
+    name: WorkloadPresetName
     repository: str
     split: str
     licence: str
     language: Language
     workload: Workload
+    template: str = ""
+    reference: str = ""
+    _: KW_ONLY
     configs: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     members: str = ""
     category: str = ""
-    workloads: dict[str, Workload] = {}
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
     turns: tuple[str, ...] = ()
-    template: str = ""
-    reference: str = ""
     chat: bool = True
-
-    @model_validator(mode="after")
-    def _asks_something(self) -> Self:
-        if not self.turns and not self.fields:
-            raise ValueError(f"preset {self.name} has neither turns nor a template with a field in it")
-        if self.configs and self.files:
-            raise ValueError(f"preset {self.name}: either configs or files")
-        return self
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -161,7 +118,12 @@ _CATEGORIES: Final[dict[str, Workload]] = {
 }
 """Categories of MT-Bench and Spec-Bench; writing, roleplay, reasoning, extraction, stem and humanities are chat."""
 
-_CHOICES_ZH: Final = "{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\n\n请先简要分析各个选项，再给出正确答案的字母。"
+_CHOICES: Final[tuple[Language, Workload, str, str]] = (
+    "zh",
+    "question-answering",
+    "{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}\n\n请先简要分析各个选项，再给出正确答案的字母。",
+    "answer",
+)
 
 _CEVAL_SUBJECTS: Final = """
 accountant advanced_mathematics art_studies basic_medicine business_administration chinese_language_and_literature
@@ -175,116 +137,68 @@ middle_school_physics middle_school_politics modern_chinese_history operating_sy
 probability_and_statistics professional_tour_guide sports_science tax_accountant teacher_qualification
 urban_and_rural_planner veterinary_medicine
 """
+_CEVAL: Final = tuple(_CEVAL_SUBJECTS.split())
+_ZIP: Final = ("cmmlu_v1_0_1.zip",)
 
+_MATHS_SUBJECTS: Final = """
+advanced_mathematics college_actuarial_science college_mathematics discrete_mathematics elementary_mathematics
+high_school_mathematics middle_school_mathematics probability_and_statistics
+"""
+_MATHS: Final[dict[str, Workload]] = dict.fromkeys(_MATHS_SUBJECTS.split(), "maths")
+"""Subjects of C-Eval and CMMLU; all others are question answering."""
+
+_SOLUTION: Final = "canonical_solution"
+_GSM8K: Final = "{question}\n\nThink step by step, then give the final answer as one number."
+_MATH_500: Final = "{problem}\n\nReason step by step and put the final answer within \\boxed{{}}."
+
+# 80 open questions in eight categories, each with a second turn that builds on the first answer
+_MT_BENCH: Final = WorkloadPreset(
+    "mt-bench",
+    "HuggingFaceH4/mt_bench_prompts",
+    "train",
+    "Apache-2.0",
+    "en",
+    "chat",
+    "",
+    "reference",
+    category="category",
+    workloads=_CATEGORIES,
+    turns=("turns", "prompt"),
+)
+_SPEC_BENCH: Final = ("question", "math_reasoning", "qa", "rag", "summarization", "translation")
 WORKLOAD_PRESETS: Final[dict[str, WorkloadPreset]] = {
     preset.name: preset
     for preset in (
-        WorkloadPreset(
-            name="mt-bench",
-            about="80 open questions in eight categories, each with a second turn that builds on the first answer.",
-            repository="HuggingFaceH4/mt_bench_prompts",
-            split="train",
-            licence="Apache-2.0",
-            language="en",
-            workload="chat",
-            category="category",
-            workloads=_CATEGORIES,
-            turns=("turns", "prompt"),
-            reference="reference",
-        ),
-        WorkloadPreset(
+        _MT_BENCH,
+        # 480 prompts in six tasks made for speculative decoding: MT-Bench and 80 each of five more
+        replace(
+            _MT_BENCH,
             name="spec-bench",
-            about="480 prompts in six tasks made for speculative decoding: MT-Bench and 80 each of five more.",
             repository="RedHatAI/speculator_benchmarks",
-            split="train",
-            files=(
-                "question.jsonl",
-                "math_reasoning.jsonl",
-                "qa.jsonl",
-                "rag.jsonl",
-                "summarization.jsonl",
-                "translation.jsonl",
-            ),
-            licence="Apache-2.0",
-            language="en",
-            workload="chat",
-            category="category",
-            workloads=_CATEGORIES,
-            turns=("turns", "prompt"),
-            reference="reference",
+            files=tuple(f"{task}.jsonl" for task in _SPEC_BENCH),
         ),
+        # 1,319 word problems of primary-school arithmetic
+        WorkloadPreset("gsm8k", "openai/gsm8k", "test", "MIT", "en", "maths", _GSM8K, "answer", configs=("main",)),
+        # 500 competition problems out of MATH
+        WorkloadPreset("math-500", "HuggingFaceH4/MATH-500", "test", "MIT", "en", "maths", _MATH_500, "solution"),
+        # 164 Python functions to be completed from signature and docstring
         WorkloadPreset(
-            name="gsm8k",
-            about="1,319 word problems of primary-school arithmetic.",
-            repository="openai/gsm8k",
-            configs=("main",),
-            split="test",
-            licence="MIT",
-            language="en",
-            workload="maths",
-            template="{question}\n\nThink step by step, then give the final answer as one number.",
-            reference="answer",
+            "humaneval", "openai/openai_humaneval", "test", "MIT", "en", "code", "{prompt}", _SOLUTION, chat=False
         ),
+        # 1,346 Chinese multiple-choice questions in 52 subjects (the validation part, which has answers)
         WorkloadPreset(
-            name="math-500",
-            about="500 competition problems out of MATH.",
-            repository="HuggingFaceH4/MATH-500",
-            split="test",
-            licence="MIT",
-            language="en",
-            workload="maths",
-            template="{problem}\n\nReason step by step and put the final answer within \\boxed{{}}.",
-            reference="solution",
+            "ceval", "ceval/ceval-exam", "val", "CC-BY-NC-SA-4.0", *_CHOICES, configs=_CEVAL, workloads=_MATHS
         ),
+        # 11,582 Chinese multiple-choice questions in 67 subjects
         WorkloadPreset(
-            name="humaneval",
-            about="164 Python functions to be completed from signature and docstring.",
-            repository="openai/openai_humaneval",
-            split="test",
-            licence="MIT",
-            language="en",
-            workload="code",
-            template="{prompt}",
-            reference="canonical_solution",
-            chat=False,
-        ),
-        WorkloadPreset(
-            name="ceval",
-            about="1,346 Chinese multiple-choice questions in 52 subjects (the validation part, which has answers).",
-            repository="ceval/ceval-exam",
-            configs=tuple(_CEVAL_SUBJECTS.split()),
-            split="val",
-            licence="CC-BY-NC-SA-4.0",
-            language="zh",
-            workload="question-answering",
-            workloads={
-                "advanced_mathematics": "maths",
-                "discrete_mathematics": "maths",
-                "high_school_mathematics": "maths",
-                "middle_school_mathematics": "maths",
-                "probability_and_statistics": "maths",
-            },
-            template=_CHOICES_ZH,
-            reference="answer",
-        ),
-        WorkloadPreset(
-            name="cmmlu",
-            about="11,582 Chinese multiple-choice questions in 67 subjects.",
-            repository="haonan-li/cmmlu",
-            files=("cmmlu_v1_0_1.zip",),
+            "cmmlu",
+            "haonan-li/cmmlu",
+            "test",
+            "CC-BY-NC-4.0",
+            *_CHOICES,
+            files=_ZIP,
             members="test/*.csv",
-            split="test",
-            licence="CC-BY-NC-4.0",
-            language="zh",
-            workload="question-answering",
-            workloads={
-                "college_actuarial_science": "maths",
-                "college_mathematics": "maths",
-                "elementary_mathematics": "maths",
-                "high_school_mathematics": "maths",
-            },
-            template=_CHOICES_ZH,
-            reference="answer",
+            workloads=_MATHS,
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +12,6 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from collected_chats import collect, rows, write_lines
-from pydantic import ValidationError
 
 from components.data.formats.chats import read_chats
 from components.data.sources.presets import CHAT_PRESETS, WORKLOAD_PRESETS, Workload, WorkloadPreset, WorkloadPresetName
@@ -77,7 +77,7 @@ def test_a_preset_is_streamed_from_its_repository(tmp_path: Path, name: str, mon
     write_lines(copy / "data" / "a.jsonl", [PRESET_ROWS[name](row) for row in rows(3)])
     files = f"  data_files:\n  - split: {preset.split}\n    path: data/*.jsonl\n"
     (copy / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n{files}---\n")
-    here = preset.model_copy(update={"repository": str(copy)})
+    here = dataclasses.replace(preset, repository=str(copy))
     monkeypatch.setitem(CHAT_PRESETS, name, here)
     made = collect(tmp_path / "out", {"preset": name})
     assert [chat.where for chat in read_chats(made)] == [f"{name}:{line}" for line in (1, 2, 3)]
@@ -92,8 +92,7 @@ def test_the_presets_are_those_that_settings_may_name() -> None:
     assert all(preset.licence and preset.repository.count("/") == 1 for preset in WORKLOAD_PRESETS.values())
 
 
-def test_a_preset_that_asks_nothing_is_refused() -> None:
-    with pytest.raises(ValidationError, match="neither turns nor a template"):
-        WorkloadPreset(
-            name="x", about="", repository="a/b", split="test", licence="MIT", language="en", workload="chat"
-        )
+@pytest.mark.parametrize("preset", WORKLOAD_PRESETS.values(), ids=lambda preset: preset.name)
+def test_a_preset_asks_something_of_subsets_or_of_files(preset: WorkloadPreset) -> None:
+    assert preset.turns or preset.fields
+    assert not (preset.configs and preset.files)
