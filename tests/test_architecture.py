@@ -46,7 +46,7 @@ MAX_FILES = 20
 EXTRAS = {"prefect_dask", "prefect_ray", "phonenumbers", "detect_secrets", "asyncpg", "psycopg2", "boto3", "s3fs"}
 """Packages that need not be installed: imported where they are used."""
 LATE: dict[str, str] = {
-    "components/data/sources/hub.py": "`datasets` takes seconds to load, and few sources are data sets of a hub",
+    "components/data/sources/tables.py": "`datasets` takes seconds to load, and few sources are data sets of a hub",
     "components/speedup/imported/rows.py": "choose-depth answers at once, and few rows are Parquet files",
     "components/targets/source.py": "a plan reads where a target is; few targets come from a hub",
     "flows/execution/step_worker.py": "a step's process needs Prefect only where a cluster carries its shards",

@@ -1,7 +1,7 @@
 """The steps of this room, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
-A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands on all
-of its arguments; tests/components/test_steps.py holds the two signatures together.
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands it
+all arguments; tests/components/test_steps.py compares the two signatures.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def deduplicate(
         ngram: units (words; Chinese characters) of an n-gram in near duplicates. A changed word changes this many
             n-grams, so a smaller number forgives more.
         num_permutations: length of a MinHash signature. Longer ones miss fewer pairs near the threshold and take time;
-            the bands they are cut into follow from similarity (minhash.py shows the S-curve).
+            the bands they are cut into follow from similarity (sketches.py shows the S-curve).
         prefer: names of sources, the best first; sources that are not named come last, all alike; null: all are alike.
         benchmark_ngram: units of an n-gram in the search for benchmark texts. Shorter prompts are searched as a whole.
         benchmark_overlap: share of a prompt's n-grams that a row must contain to be removed; 0.01: one is enough.
@@ -510,7 +510,7 @@ def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
 
     Planning never uses the network: sources on a hub or in an object store count by name and revision alone."""
-    from components.data.sources.fingerprints import collect_chats_fingerprint as fingerprint
+    from components.data.sources.listing import collect_chats_fingerprint as fingerprint
 
     return fingerprint(settings)
 
@@ -524,14 +524,14 @@ def collect_prompts_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
 
     Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION."""
-    from components.data.sources.fingerprints import collect_prompts_fingerprint as fingerprint
+    from components.data.sources.listing import collect_prompts_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
 def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
     """File -> sha256 of `source` and `keep_out`, for the step's key."""
-    from components.data.sources.fingerprints import collect_traffic_fingerprint as fingerprint
+    from components.data.sources.listing import collect_traffic_fingerprint as fingerprint
 
     return fingerprint(settings)
 
@@ -540,6 +540,6 @@ def collect_workloads_fingerprint(settings: JsonObject) -> dict[str, str]:
     """File -> sha256 of every local source, for the step's key.
 
     Planning never uses the network, so a preset on the hub counts by its name and revision alone."""
-    from components.data.sources.fingerprints import collect_workloads_fingerprint as fingerprint
+    from components.data.sources.listing import collect_workloads_fingerprint as fingerprint
 
     return fingerprint(settings)

@@ -15,7 +15,7 @@ from components.data import collect_chats, collect_prompts, collect_traffic, col
 from components.data.cleaning.language import language_of
 from components.data.formats.chats import read_chats, read_dropped
 from components.data.settings import ChatSource, Cleaning, WorkloadSource
-from components.data.sources.fingerprints import (
+from components.data.sources.listing import (
     collect_chats_fingerprint,
     collect_prompts_fingerprint,
     collect_traffic_fingerprint,

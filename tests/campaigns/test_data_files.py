@@ -29,7 +29,7 @@ from read_by_steps import Read, read_by
 from components.contract import UserError
 from components.data.sources.addresses import parse_hub_source
 from components.data.sources.files import read_rows
-from components.data.sources.hub import hub_rows
+from components.data.sources.tables import hub_rows
 
 FILES: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_FILES", "200"))
 MUTANTS: Final = int(os.environ.get("DRAFTSMITH_SOAK_DATA_MUTANTS", "1200"))

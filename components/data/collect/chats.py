@@ -37,9 +37,9 @@ from components.data.settings import ChatSource, Cleaning, duplicate_name
 from components.data.sources.addresses import is_url
 from components.data.sources.bad_rows import BadFile, BadRow
 from components.data.sources.files import read_rows
-from components.data.sources.hub import hub_rows
 from components.data.sources.listing import SourceFile, UnusableFile, list_files
 from components.data.sources.shapes import read_content
+from components.data.sources.tables import hub_rows
 from components.data.sources.turns import Message, field_names, valid_text
 from components.outside_json import JsonObject
 

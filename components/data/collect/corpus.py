@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from components.contract import Chats, Context, Corpus, UserError
 from components.data.formats.chats import Chat, read_chats
-from components.data.formats.splits import hash_number
+from components.data.formats.prompts import hash_number
 from components.data.settings import CorpusSource
 from components.data.sources.python_stdlib import HELD_OUT_PERCENT, stdlib_files
 from components.targets.pretraining.tokenizer import MARKUP, chat_text, without_markup

@@ -18,9 +18,16 @@ from pathlib import Path
 from typing import Final
 
 from components.contract import Context, NothingNew, Prompts, UserError
-from components.data.collect.prompts import prompt_of, questions_of_source
-from components.data.formats.prompts import SPLITS, Prompt, read_prompts, write_prompts
-from components.data.formats.splits import content_of, hash_number, question_of, select_prompts, split_prompts
+from components.data.collect.prompts import prompt_of, questions_of_source, select_prompts, split_prompts
+from components.data.formats.prompts import (
+    SPLITS,
+    Prompt,
+    content_of,
+    hash_number,
+    question_of,
+    read_prompts,
+    write_prompts,
+)
 from components.data.sources.bad_rows import BadRow, row_excerpt
 from components.data.sources.files import SUFFIXES, read_rows
 from components.data.sources.listing import traffic_files

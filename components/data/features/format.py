@@ -17,6 +17,12 @@ target, which training has in memory anyway. A batch's rows go through the targe
 where the same rows share a pass. Nothing is cached between batches, on purpose: a row's last bits would depend on the
 rows that it once shared a pass with, and a run resumed after a kill, with an empty cache, would no longer end with the
 same bits. Nor is the next batch computed ahead: the target's pass and the training step need the same cores or GPU.
+
+The passes that store features and those that compute them while training are the same. Rows of similar length share a
+pass and are padded on the right, which needs no mask: attention is causal, so padding cannot affect the row before it.
+Another grouping changes the order of sums, so the states equal those of a pass over the row alone up to rounding. In a
+mixture of experts, rounding may also route a token with nearly equal router scores to another expert, which changes
+that token's states (see the tests).
 """
 
 from __future__ import annotations
@@ -35,7 +41,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import Features, UserError
-from components.data.features.passes import States, forward_passes
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 
@@ -263,3 +268,52 @@ def bytes_per_token(hidden_size: int, storage: Storage) -> int:
     """Bytes on disk of a token: four states (three taps and the last), a token id and a mask byte."""
     states = sum(STATES.values())
     return {"bf16": states * 2 * hidden_size, "fp8": states * (hidden_size + 1), "none": 0}[storage] + 4 + 1
+
+
+class States(NamedTuple):
+    """One row's states, bf16, on the target's device."""
+
+    taps: Tensor  # [T, 3H]
+    last: Tensor  # [T, H], before the final norm
+
+
+def group_rows(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
+    """Groups of row indices that share a pass: similar lengths, at most `tokens_per_pass` tokens with padding."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if groups and (len(groups[-1]) + 1) * lengths[index] <= tokens_per_pass:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def padded_tokens(lengths: Sequence[int], tokens_per_pass: int) -> int:
+    """Tokens in the passes over rows of these lengths, padding included."""
+    return sum(len(group) * max(lengths[index] for index in group) for group in group_rows(lengths, tokens_per_pass))
+
+
+def forward_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
+    """Compute the states of rows of token ids, int64 [T] each, in one forward pass.
+
+    Raises UserError where a state is infinite or not a number: a drafter could not learn from it.
+    """
+    lengths = [len(row) for row in rows]
+    ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    passed = model.forward(ids, model.new_cache(*ids.shape), logits="none", features=True)
+    assert passed.taps is not None and passed.last is not None
+    both = zip(passed.taps, passed.last, lengths, strict=True)
+    states = [States(taps[:n].to(torch.bfloat16), last[:n].to(torch.bfloat16)) for taps, last, n in both]
+    if not all(bool(torch.isfinite(part).all()) for row in states for part in row):
+        raise UserError(
+            "the target's hidden states are not finite on these conversations; record in float32, or mend it"
+        )
+    return states
+
+
+def forward_passes(model: AbstractTarget, rows: Sequence[Tensor], tokens_per_pass: int) -> Iterator[dict[int, States]]:
+    """For each pass, {index into `rows`: states} of the rows in it."""
+    for group in group_rows([len(row) for row in rows], tokens_per_pass):
+        yield dict(zip(group, forward_pass(model, [rows[index] for index in group]), strict=True))

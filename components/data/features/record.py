@@ -29,8 +29,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from components.contract import Context, Conversations, Features, ReportProgress, Target, UserError, unfinished
-from components.data.features.format import FeatureRow, FeaturesManifest, Storage, bytes_per_token, encode
-from components.data.features.passes import forward_pass, forward_passes, group_rows, padded_tokens
+from components.data.features.format import (
+    FeatureRow,
+    FeaturesManifest,
+    Storage,
+    bytes_per_token,
+    encode,
+    forward_pass,
+    forward_passes,
+    group_rows,
+    padded_tokens,
+)
 from components.data.formats.responses import Conversation, open_answers, read_shard, shard_name
 from components.files import sweep, written_whole
 from components.targets.interface import AbstractTarget

@@ -1,4 +1,4 @@
-"""The prompt record that all rooms share, reading `prompts.jsonl`, and encoding a prompt to token ids.
+"""The prompt record that all rooms share, `prompts.jsonl`, what makes two prompts equal, and encoding to token ids.
 
 A prompt is plain text to be continued, or a chat (`messages`) to be answered. A chat becomes text only when it is
 answered, by the tokenizer's chat template, so one Prompts artifact serves any target.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import json
 import signal
 import threading
@@ -124,6 +125,27 @@ def parse_prompt(row: JsonObject) -> Prompt:
 
 def _tuple_or_none(items: list[Message] | None) -> tuple[Message, ...] | None:
     return None if items is None else tuple(items)
+
+
+def question_of(prompt: Prompt) -> str:
+    """The question with white space normalised: the text, or the user turns (without the system prompt)."""
+    if prompt.messages is None:
+        return _spaced(prompt.text or "")
+    return _spaced("\n".join(message["content"] for message in prompt.messages if message["role"] == "user"))
+
+
+def content_of(prompt: Prompt) -> str:
+    """All text of a prompt with white space normalised: two prompts with equal content are the same."""
+    return _spaced(prompt.text if prompt.text is not None else json.dumps(prompt.messages, ensure_ascii=False))
+
+
+def hash_number(text: str) -> int:
+    """A hash below 2**64 that depends on the text alone, on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from components.contract import Chats, Context, Prompts, Target, UserError
 from components.data.formats.chats import Chat, DroppedWriter, batch_chats, iter_batches, most_first, read_manifest
-from components.data.mixing.plan import Plan, TrainingSplit, line_order, reasons_text
 from components.data.mixing.row_index import (
     DIMENSIONS,
     Rows,
@@ -32,8 +31,19 @@ from components.data.mixing.row_index import (
     prompt_of_chat,
     read_rows,
 )
-from components.data.mixing.sampling import LEFT_OUT, order_keys
-from components.data.mixing.splits import EVALUATION, REASONS, Splits, StrataShares, assign_splits
+from components.data.mixing.selection import (
+    EVALUATION,
+    LEFT_OUT,
+    REASONS,
+    Plan,
+    Splits,
+    StrataShares,
+    TrainingSplit,
+    assign_splits,
+    line_order,
+    order_keys,
+    reasons_text,
+)
 from components.data.settings import Order, Strata, TooSmall, Unit
 
 _BUCKET_CHARACTERS: Final = 48 << 20

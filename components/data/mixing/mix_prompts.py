@@ -11,8 +11,15 @@ from dataclasses import replace
 
 from components.contract import Context, Prompts, UserError
 from components.data.collect.traffic import EVALUATION, read_seen, write_seen
-from components.data.formats.prompts import SPLITS, Prompt, read_prompts, write_prompts
-from components.data.formats.splits import content_of, hash_number, question_of
+from components.data.formats.prompts import (
+    SPLITS,
+    Prompt,
+    content_of,
+    hash_number,
+    question_of,
+    read_prompts,
+    write_prompts,
+)
 
 
 def mix_prompts(

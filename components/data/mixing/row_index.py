@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from components.contract import Chats, Target
 from components.data.formats.chats import Chat, batch_chats, iter_batches
-from components.data.formats.prompts import Prompt
-from components.data.formats.splits import content_of, hash_number, question_of
+from components.data.formats.prompts import Prompt, content_of, hash_number, question_of
 from components.data.sources.bad_rows import BadRow
 from components.data.sources.shapes import read_shape
 from components.data.sources.turns import Message
@@ -37,7 +36,7 @@ class Rows:
     """One entry a row, in the order read.
 
     row:      uint64, the row's id. content: uint64, hash of the whole prompt. question: uint64, hash of what the user
-        asks first, as in splits.py. percent: uint8, question % 100: the side of the split; or NO_QUESTION.
+        asks first, as in collect/prompts.py. percent: uint8, question % 100: the side of the split; or NO_QUESTION.
     labels:   source, language, domain -> int32, an index into names[...], which are in alphabetical order.
     tokens:   int64. characters: int64.
     later_row, later_question: what users ask in later turns: the row's index, the hash.

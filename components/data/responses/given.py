@@ -31,11 +31,13 @@ from components.data.formats.responses import (
     write_manifest,
     write_shard,
 )
-from components.data.responses.assistant_mask import LeftOut, MaskedChat, mask_chat
-from components.data.responses.chat_rows import (
+from components.data.responses.assistant_mask import (
     ChatRow,
+    LeftOut,
+    MaskedChat,
     ThinkingStyle,
     can_write_thinking,
+    mask_chat,
     rows_of_chat,
     thinking_style,
 )

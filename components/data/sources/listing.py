@@ -1,14 +1,15 @@
 """Lists the files behind a source, in an order that depends on their names alone, and those that cannot be read.
 
 `list_files` serves data.collect_chats: it walks folders recursively, reads URLs, and reports unreadable files like bad
-rows, with their reason. `find_files` and `traffic_files` serve the steps that read prompts from one folder. A file that
+rows, with their reason. `find_files`, `traffic_files` and `local_files` serve the steps that read prompts. A file that
 could hang the reader or expose what the user did not name (a FIFO, a device, a link that leads out of the folder) is
-never opened.
+never opened. A step's fingerprint, which enters its key, is the sha256 of each file.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import stat
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from components.contract import UserError
-from components.data.settings import ChatSource
-from components.data.sources.addresses import is_url, source_files
+from components.data.settings import ChatSource, WorkloadSource, workload_source
+from components.data.sources.addresses import PREFIX, is_url, parse_hub_source, source_files
 from components.data.sources.files import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, Span, cut_lines
+from components.data.sources.python_stdlib import STDLIB, stdlib_files
 from components.data.sources.streams import COMPRESSIONS, file_system, suffix_of
+from components.outside_json import JsonObject
+from components.targets.file_digests import sha256_of
 from components.text import as_utf8, message_of
 
 _MAGIC: Final = re.compile(r"[*?\[]")
 _OF_DATASETS: Final = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 """Files without rows that `datasets` writes beside its Arrow files."""
+_TABLES: Final = (".csv", ".zip")
 _LEADS_OUT: Final = ("link_out_of_folder", "a link that leads out of the folder; allow it with follow_links: true")
 
 
@@ -318,3 +323,79 @@ def traffic_files(source: str) -> tuple[list[Path], int]:
         return [file for file in usable if file.stat().st_size > 0], len(files) - len(usable)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
         raise UserError(f"source: {source[:200]}: not a usable path ({error}); give one that can be read") from error
+
+
+def local_files(source: WorkloadSource) -> list[Path]:
+    """The local files of a source, sorted; none for a source on the hub."""
+    if not source.path:
+        return []
+    if source.path.startswith(PREFIX):
+        return source_files(parse_hub_source(source.path))
+    return _tabular_files(source.path) or find_files(source.path)
+
+
+def _tabular_files(path: str) -> list[Path]:
+    """The CSV or zip files that a path or pattern names; none when it names something else."""
+    try:
+        place = Path(path).expanduser()
+        if place.is_dir():
+            root, candidates = place, list(place.glob("*.csv"))
+        elif not path.endswith(_TABLES):
+            return []
+        elif place.is_file():
+            require_usable(place, place.stat().st_size, None)
+            return [place]
+        else:
+            root = folder_of_pattern(path)
+            candidates = list(Path(place.anchor or ".").glob(str(place.relative_to(place.anchor))))
+        files = sorted(file for file in candidates if file.is_file())
+        for file in files:
+            require_usable(file, file.stat().st_size, root)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown ~user, no permission
+        raise UserError(f"source: {path[:200]}: not a usable path ({error}); give one that can be read") from error
+    return files
+
+
+def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """File -> sha256 of every local source, or the reason why a file is not read."""
+    digests: dict[str, str] = {}
+    for declared in settings["sources"]:
+        source = ChatSource.model_validate(declared)
+        if is_url(source.path):
+            continue
+        listing = list_files(source)
+        digests |= {file.location: sha256_of(Path(file.location)) for file in listing.files}
+        digests |= {f"{source.label}: {unusable.name}": unusable.reason for unusable in listing.unusable}
+    return digests
+
+
+def collect_prompts_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """File -> sha256 of `source` and `keep_out`."""
+    named = (str(settings.get("source", STDLIB)), str(settings.get("keep_out", "")))
+    return {name: digest for source in named if source for name, digest in digests_of(source).items()}
+
+
+def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """File -> sha256 of `source` and `keep_out`."""
+    files, _ = traffic_files(str(settings["source"]))
+    digests = {str(file): sha256_of(file) for file in files}
+    if keep_out := str(settings.get("keep_out", "")):
+        digests |= digests_of(keep_out)
+    return digests
+
+
+def collect_workloads_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """File -> sha256 of every local source."""
+    sources = [workload_source(item) for item in settings["sources"]]
+    return {str(file): sha256_of(file) for source in sources for file in local_files(source)}
+
+
+def digests_of(source: str) -> dict[str, str]:
+    """The files of a source of `collect_prompts`: name -> sha256."""
+    if source == STDLIB:
+        total = hashlib.sha256()
+        for entry in stdlib_files():
+            total.update(f"{entry.source}\0{sha256_of(entry.path)}\n".encode())
+        return {STDLIB: total.hexdigest()}
+    files = source_files(parse_hub_source(source)) if source.startswith(PREFIX) else find_files(source)
+    return {str(file): sha256_of(file) for file in files}

@@ -1,8 +1,8 @@
 """The sources of rows that a step's settings name, so that planning can tell whether two steps share rows.
 
 An origin is a place (a file, folder, pattern or split of a hub data set) and the share of its questions that the step
-uses for evaluation. All steps split rows by one hash of the question (splits.py). So two steps that read the same
-place share no question if the evaluation percentage of one is at most the held-out percentage of the other.
+uses for evaluation. All steps split rows by one hash of the question (collect/prompts.py). So two steps that read the
+same place share no question if the evaluation percentage of one is at most the held-out percentage of the other.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ from typing import Any
 
 from chat_templates import STYLES, styled_tokenizer
 
-from components.data.responses.assistant_mask import MaskedChat, mask_chat
-from components.data.responses.chat_rows import rows_of_chat, thinking_style
+from components.data.responses.assistant_mask import MaskedChat, mask_chat, rows_of_chat, thinking_style
 from components.data.settings import Thinking, Turns
 
 TWO_TURNS = [

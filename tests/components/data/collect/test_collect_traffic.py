@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from components.contract import Context, NothingNew, Prompts, UserError
 from components.data import collect_prompts, collect_traffic, mix_prompts
 from components.data.collect.traffic import EVALUATION, digest_of, read_seen
-from components.data.formats.prompts import SPLITS, Prompt, read_prompts
-from components.data.formats.splits import question_of
-from components.data.sources.fingerprints import collect_traffic_fingerprint
-from components.data.sources.listing import traffic_files
+from components.data.formats.prompts import SPLITS, Prompt, question_of, read_prompts
+from components.data.sources.listing import collect_traffic_fingerprint, traffic_files
 
 NewCtx = Callable[..., Context]
 

@@ -1,4 +1,7 @@
-"""Benchmark prompts: every preset in its own shape, bad rows set aside, nothing both timed and warmed up on."""
+"""Benchmark prompts: every preset in its own shape, bad rows set aside, nothing both timed and warmed up on.
+
+Its tables are CSV, zips of CSV and whatever other steps read; what cannot be read is named.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import Any
 
 import pytest
 from tiny_targets import make_tiny_target, make_tiny_tokenizer
-from workload_files import collected, context, lines
+from workload_files import collected, context, lines, zipped
 
 from components.contract import Prompts, Target, UserError
 from components.data import collect_prompts, collect_workloads
 from components.data.formats.prompts import encode_prompt, read_prompts
 from components.data.settings import WorkloadSource
+from components.data.sources.listing import local_files
 from components.data.sources.presets import WORKLOAD_PRESETS
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -216,3 +220,43 @@ def test_training_can_keep_out_what_a_benchmark_asks(copies: dict[str, str], tmp
         ctx=context(tmp_path / "train"),
     )  # fmt: skip
     assert made.info["kept_out"] == 5
+
+
+def test_a_damaged_zip_is_one_line(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} in words?", "answer": f"{n}"} for n in range(200)]
+    whole = zipped(tmp_path / "a.zip", {"a.csv": rows}).read_bytes()
+    said: Counter[str] = Counter()
+    for at in range(0, len(whole), 29):
+        (tmp_path / "a.zip").write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        source = {"path": str(tmp_path / "a.zip"), "workload": "w", "language": "en"}
+        try:
+            made = collected(tmp_path / f"out{at}", source, num_prompts=1000)
+        except UserError as error:
+            assert "a.zip" in str(error) and "\n" not in str(error)
+            said["refused"] += 1
+        else:
+            said[f"{made.info['num_test'] + made.info['num_warm_up']} rows"] += 1
+    assert said["refused"] > 10 and set(said) <= {"refused", "200 rows"}
+
+
+def test_a_table_in_a_folder_that_leads_out_of_it_or_is_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.csv").write_text("prompt\nWhat is not for everybody?\n")
+    (tmp_path / "in" / "a.csv").symlink_to(tmp_path / "out.csv")
+    source = WorkloadSource(path=str(tmp_path / "in"), workload="w", language="en")
+    with pytest.raises(UserError, match="a link that leads out"):
+        local_files(source)
+    with pytest.raises(UserError, match="a link that leads out"):
+        local_files(source.model_copy(update={"path": str(tmp_path / "in" / "*.csv")}))
+    (tmp_path / "in" / "a.csv").unlink()
+    (tmp_path / "in" / "a.csv").touch()
+    with pytest.raises(UserError, match="the file is empty"):
+        local_files(source)
+
+
+def test_a_folder_is_no_table_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    table = tmp_path / "table.csv"
+    table.write_text("question\nWhy?\n")
+    source = {"path": str(tmp_path / "*.csv"), "workload": "chat", "language": "en"}
+    assert local_files(WorkloadSource.model_validate(source)) == [table]

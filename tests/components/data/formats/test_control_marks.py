@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from components.contract import UserError
 from components.data.formats.control_marks import HoldsControlMark, control_marks
 from components.data.formats.prompts import Prompt, encode_prompt
-from components.data.responses.assistant_mask import LeftOut, mask_chat
-from components.data.responses.chat_rows import rows_of_chat, thinking_style
+from components.data.responses.assistant_mask import LeftOut, mask_chat, rows_of_chat, thinking_style
 
 TOKENIZERS = {name: styled_tokenizer(style) for name, style in STYLES.items()}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}

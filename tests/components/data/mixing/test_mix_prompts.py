@@ -10,8 +10,7 @@ import pytest
 from components.contract import Context, Prompts, UserError
 from components.data import mix_prompts
 from components.data.collect.traffic import EVALUATION
-from components.data.formats.prompts import SPLITS, read_prompts
-from components.data.formats.splits import question_of
+from components.data.formats.prompts import SPLITS, question_of, read_prompts
 
 
 def make(root: Path, name: str, sizes: dict[str, int], texts: dict[str, list[str]] | None = None) -> Prompts:
