@@ -28,7 +28,7 @@ _PATTERNS: Final = (
     "merges*",
 )
 _TEXT: Final = ("chat_template*", "special_tokens_map.json", "added_tokens.json")
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
@@ -80,8 +80,8 @@ def list_files(folder: Path, location: str, trust_remote_code: bool = False) -> 
             "only pickled weights, which are never loaded; convert them to safetensors" if pickled else "no weights"
         )
         raise UserError(f"{location}: no *.safetensors in {folder} ({content})")
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise UserError(f"{location}: no tokenizer in {folder}: expected one of {', '.join(_TOKENIZERS)}")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise UserError(f"{location}: no tokenizer in {folder}: expected one of {', '.join(TOKENIZERS)}")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = read_object(index).get("weight_map")

@@ -7,22 +7,29 @@ said in one line. The drafter then is a Draft like any other: measured, compared
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
+from pydantic import ValidationError
 
 from components.contract import Context, Draft, Target, UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint, find_checkpoint, require_room
+from components.drafts.importing.eagle1 import Eagle1Reader
 from components.drafts.importing.eagle3 import Eagle3Reader, SpeculatorsReader
+from components.drafts.importing.heads import MedusaReader
+from components.drafts.importing.language_model import LanguageModelReader
+from components.drafts.importing.mtp import MimoReader, MtpReader, OwnMtpReader
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, check_fit
 from components.drafts.interface import AbstractDraft
-from components.drafts.settings import settings_class
-from components.drafts.storage.files import build_draft, save_draft
+from components.drafts.methods.draft_model import resolve_model
+from components.drafts.settings import DraftModelSettings, settings_class
+from components.drafts.storage.files import build_draft, read_record, save_draft, save_untrained, write_record
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.source import find_folder
+from components.targets.source import TOKENIZERS, find_folder
 
-READERS: tuple[AbstractReader, ...] = (SpeculatorsReader(), Eagle3Reader())
+READERS: tuple[AbstractReader, ...] = (
+    *(SpeculatorsReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
+    *(OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
+)
 """Every reader; a checkpoint is tried against them in this order."""
 
 
@@ -31,26 +38,43 @@ def import_draft(target: Target, *, model: str, layout: str, ctx: Context) -> Dr
     torch.set_num_threads(ctx.num_threads)
     found = find_checkpoint(find_folder(model), model)
     reader = reader_of(found, layout)
-    require_room(found.num_elements(found.files), ctx.out, model)
+    require_room(found.num_elements(reader.stored(found)), ctx.out, model)
     opened = open_target(target, device=ctx.device, kernel="plain")
-    network, imported = read_network(found, reader, opened)
+    imported = read_drafter(found, reader, opened)
     for remark in imported.remarks:
         ctx.note(f"{model}: {remark}")
+    origin = {"imported_from": model, "imported_layout": reader.layout, "import_remarks": imported.remarks}
+    if imported.method == "draft-model":
+        given = _given_model(found, target, needed=imported.untrained)
+        if imported.untrained:
+            facts = save_untrained(ctx.out, imported.method, given, target)
+            write_record(ctx.out, {**read_record(ctx.out), **origin})
+            return Draft.of_step(ctx, {**facts, **origin})
+    network = fit_network(imported, opened, found.label)
+    weights = network.state_dict()
     facts = {
         "method": imported.method,
         "num_steps": network.num_steps,
         "max_depth": network.max_depth,
         "target_key": target.key,
         "draft_vocab_size": network.draft_ids.numel(),
-        "imported_from": model,
-        "imported_layout": reader.layout,
-        "import_remarks": imported.remarks,
+        **origin,
     }
     settings = settings_class(imported.method).model_validate(imported.settings).model_dump(mode="json")
-    save_draft(ctx.out, imported.method, settings, opened, network.draft_ids, network.state_dict(), facts)
-    num_parameters = sum(weight.numel() for weight in network.state_dict().values())
+    save_draft(ctx.out, imported.method, settings, opened, network.draft_ids, weights, facts)
+    num_parameters = sum(weight.numel() for weight in weights.values())
     ctx.note(f"{model}: {imported.method} ({reader.layout}), {num_parameters:,} parameters")
     return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
+
+
+def _given_model(found: FoundCheckpoint, target: Target, *, needed: bool) -> DraftModelSettings:
+    """The settings of a language model that is used as it is; raises UserError where its tokenizer is not the target's.
+
+    needed: whether it must have a tokenizer; one whose weights become ours may lack it, and is checked if it has one.
+    """
+    settings = DraftModelSettings(model=str(found.folder))
+    has_tokenizer = any((found.folder / name).is_file() for name in TOKENIZERS)
+    return resolve_model(target, settings) if needed or has_tokenizer else settings
 
 
 def reader_of(found: FoundCheckpoint, layout: str) -> AbstractReader:
@@ -62,29 +86,31 @@ def reader_of(found: FoundCheckpoint, layout: str) -> AbstractReader:
     raise UserError(f"{found.label}: no drafter in a format that is read here ({names}); is it one?")
 
 
-def read_network(
-    found: FoundCheckpoint, reader: AbstractReader, target: AbstractTarget
-) -> tuple[AbstractDraft, Imported]:
-    """The drafter in a checkpoint, loaded in float32; raises UserError, one line, for all that does not fit."""
+def read_drafter(found: FoundCheckpoint, reader: AbstractReader, target: AbstractTarget) -> Imported:
+    """What the reader finds; raises UserError, one line, for all that does not fit the target or any method here."""
     faults = Faults(found.label)
-    if found.config.get("quantization_config"):
+    if found.config.get("quantization_config") and reader.layout != "own-mtp":
         faults.add("its weights are quantised; import the checkpoint that it was made from")
         faults.raise_any()
     imported = reader.read(found, target, faults)
     faults.raise_any()
+    return imported
+
+
+def fit_network(imported: Imported, target: AbstractTarget, label: str) -> AbstractDraft:
+    """The network that the settings build, with the weights in float32; raises UserError where the two do not fit."""
     whole = torch.arange(target.shape.vocab_size)
     draft_ids = whole if imported.draft_ids is None else imported.draft_ids
+    try:
+        settings_class(imported.method).model_validate(imported.settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        fault = f"{'.'.join(map(str, first['loc']))} is {first['input']!r:.40}: {first['msg']}"
+        raise UserError(f"{label}: no {imported.method} drafter here can be like it ({fault})") from error
     network: AbstractDraft = build_draft(imported.method, target, imported.settings, draft_ids.to(target.device))
+    faults = Faults(label)
     check_fit(imported, network.state_dict(), faults)
     faults.raise_any()
     network.load_state_dict({name: tensor.float() for name, tensor in imported.tensors.items()})
     network.eval().requires_grad_(False)
-    return network, imported
-
-
-def open_imported(folder: Path, target: AbstractTarget, layout: str = "auto") -> AbstractDraft:
-    """The drafter in a folder, ready to decode; raises UserError as `read_network` does."""
-    found = find_checkpoint(folder, folder.name)
-    network, _ = read_network(found, reader_of(found, layout), target)
-    network.prepare_decoding()
     return network

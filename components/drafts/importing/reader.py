@@ -9,7 +9,7 @@ silently: a drafter that is half right looks like one that drifted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -68,6 +68,10 @@ class AbstractReader(ABC):
     @abstractmethod
     def recognises(self, found: FoundCheckpoint) -> bool:
         """Whether a checkpoint is meant to be of this format, by its config and its tensors' names."""
+
+    def stored(self, found: FoundCheckpoint) -> Iterable[str]:
+        """The tensors that a drafter is made of, or more of them: what the disk must have room for."""
+        return found.files
 
     @abstractmethod
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:

@@ -35,6 +35,14 @@ FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
     ("eagle3", "eagle3", {}, WHOLE),
     ("speculators", "eagle3", {"ttt_steps": 4}, CUT),
     ("speculators", "eagle3", {"fc_norm": True}, CUT),
+    ("speculators", "p-eagle", {"parallel_depth": 3, "num_layers": 2}, CUT),
+    ("eagle1", "eagle1", {"fc_bias": True}, WHOLE),
+    ("eagle1", "eagle1", {"fc_bias": False, "intermediate_size": 40}, WHOLE),
+    ("medusa", "medusa", {"num_heads": 2, "num_layers": 2}, WHOLE),
+    ("mtp", "mtp", {"mtp_modules": 3, "first_hidden": "pre_norm"}, WHOLE),
+    ("mimo", "mtp", {"mtp_modules": 1}, WHOLE),
+    ("causal-lm", "draft-model", {"num_layers": 1}, WHOLE),
+    ("causal-lm", "draft-model", {"num_layers": 2, "hidden_size": 16}, WHOLE),
 ]
 """(format, method, settings, draft vocabulary)."""
 IDS = [f"{form}-{method}-{'-'.join(settings) or 'plain'}-{len(ids)}" for form, method, settings, ids in FORMS]

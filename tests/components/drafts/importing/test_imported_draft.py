@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from foreign_drafts import FORMS, IDS, Pair, make_pair
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import UserError
+from components.drafts.importing.imported_draft import READERS
+from components.drafts.steps import DraftLayout
 from components.publish.formats.registry import read_drafter_state, write_format
 
 
@@ -42,7 +44,13 @@ def test_an_imported_drafter_is_the_one_that_was_exported(
 
 
 def test_what_is_no_drafter_is_said_in_one_line(pair: Pair, tmp_path: Path) -> None:
-    folder = Path(str(pair.artifact.info["model"]))
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"weights": torch.ones(3)}, tmp_path / "table" / "model.safetensors")
     with pytest.raises(UserError, match="no drafter in a format that is read here") as error:
-        pair.adopt(folder, tmp_path / "draft", "auto")
+        pair.adopt(tmp_path / "table", tmp_path / "draft")
     assert "\n" not in str(error.value)
+
+
+def test_a_layout_can_be_named_and_every_one_of_them_has_a_reader() -> None:
+    assert [reader.layout for reader in READERS] == list(get_args(DraftLayout))[1:]

@@ -1,0 +1,175 @@
+"""MTP modules: new ones in a folder of their own, and the native one inside a model's own checkpoint.
+
+mtp      `model.layers.{n + j}.*`, DeepSeek-V3's names around Llama blocks: what is exported here as `mtp`
+mimo     `model.mtp_layers.0.*`, one module in the shape of MiMo-7B (hidden state first, so the halves of the
+         projection change places; biases that are zero)
+own-mtp  the checkpoint of a whole model: DeepSeek-V3, GLM, Kimi (`model.layers.{n}.eh_proj`), Qwen3-Next (`mtp.fc`),
+         MiMo (`model.mtp_layers.0.input_proj`). Its block is the target's own, so the target must have a module of
+         the same layout itself; a fine-tuned one (a stitched release) is read in its place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from components.drafts.importing.block import check_block, read_block
+from components.drafts.importing.checkpoint import FoundCheckpoint
+from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases
+from components.drafts.methods.mtp_native_weights import LAYOUTS, find_native_mtp
+from components.drafts.storage.files import build_draft
+from components.targets.interface import AbstractTarget
+
+TIED = (
+    *("hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+    *("rope_theta",),
+)
+MOST_MODULES = 8
+MIMO = "model.mtp_layers.0."
+MIMO_NAMES = {
+    "token_layernorm.weight": "enorm.weight",
+    "hidden_layernorm.weight": "hnorm.weight",
+    "input_proj.weight": "eh_proj.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+}
+SHARED = ("model.embed_tokens.weight", "lm_head.weight")
+REPEATED = (".embed_tokens.weight", ".shared_head.head.weight")
+
+
+@final
+class MtpReader(AbstractReader):
+    """New modules under DeepSeek-V3's names."""
+
+    layout = "mtp"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return any(name.endswith(".eh_proj.weight") for name in found.files) and not is_whole_model(found)
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        copies = [name for name in found.files if name.endswith(REPEATED)]
+        imported = Imported("mtp", {}, found.read(name for name in found.files if name not in copies))
+        for name in copies:
+            check_copy(name, found, target, faults)
+        modules, first = found.config.get("num_nextn_predict_layers"), found.config.get("mtp_first_hidden")
+        if type(modules) is not int or not 1 <= modules <= MOST_MODULES:
+            faults.add(f"num_nextn_predict_layers is {modules!r:.40}; drafters here have 1 to {MOST_MODULES} modules")
+        if first not in (None, "post_norm", "pre_norm"):
+            faults.add(f"mtp_first_hidden is {first!r:.40}, must be post_norm or pre_norm")
+        if first is None:
+            imported.remarks.append(
+                "mtp_first_hidden is not said: module 1 reads the target's normed state, as in vLLM"
+            )
+        faults.raise_any()
+        imported.settings |= {"mtp_modules": modules, "first_hidden": first or "post_norm"}
+        _read_sizes(found, target, imported, faults, ("llama",))
+        pop_zero_biases(imported.tensors, (), imported, faults)
+        return imported
+
+
+@final
+class MimoReader(AbstractReader):
+    """One new module in the shape of MiMo-7B's."""
+
+    layout = "mimo"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return f"{MIMO}input_proj.weight" in found.files and not is_whole_model(found)
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("mtp", {"mtp_modules": 1, "first_hidden": "post_norm"}, {})
+        place = f"model.layers.{target.shape.num_layers}."
+        for name, tensor in found.read(name for name in found.files if name not in SHARED).items():
+            inside = name.removeprefix(MIMO)
+            own = place + MIMO_NAMES.get(inside, inside) if name.startswith(MIMO) else name
+            imported.tensors[own], imported.names[own] = tensor, name
+        for part, renamed in MIMO_NAMES.items():
+            imported.names.setdefault(place + renamed, MIMO + part)
+        for name in SHARED:
+            if name in found.files:
+                check_copy(name, found, target, faults)
+        if found.config.get("num_nextn_predict_layers") not in (None, 1):
+            faults.add(
+                f"num_nextn_predict_layers is {found.config['num_nextn_predict_layers']!r:.40}, the layout has 1"
+            )
+        _read_sizes(found, target, imported, faults, ("qwen2", "mimo"))
+        pop_zero_biases(imported.tensors, (), imported, faults)
+        joined = imported.tensors.get(f"{place}eh_proj.weight")
+        if joined is not None and joined.ndim == 2 and not joined.shape[1] % 2:
+            imported.tensors[f"{place}eh_proj.weight"] = torch.cat(joined.chunk(2, 1)[::-1], 1)
+        return imported
+
+
+@final
+class OwnMtpReader(AbstractReader):
+    """The native module inside a whole model's checkpoint."""
+
+    layout = "own-mtp"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return is_whole_model(found) and any(module_files(found))
+
+    def stored(self, found: FoundCheckpoint) -> Iterable[str]:
+        return module_files(found)
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        own_folder: Path | None = getattr(target, "folder", None)
+        num_layers = target.shape.num_layers
+        weights = find_native_mtp(found.folder, num_layers, found.label)
+        own = None if own_folder is None else find_native_mtp(own_folder, num_layers, "the target")
+        if own is None or own.layout.name != weights.layout.name:
+            there = "none" if own is None else f"one of layout {own.layout.name}"
+            faults.add(f"its module is of layout {weights.layout.name}, and the target's own checkpoint has {there}")
+            faults.raise_any()
+        settings = {"start": "own"}
+        network: Any = build_draft("mtp", target, settings, torch.arange(target.shape.vocab_size))
+        inside = weights.read(network.module.state_dict(), found.label)
+        return Imported("mtp", settings, {f"module.{name}": tensor for name, tensor in inside.items()})
+
+
+def is_whole_model(found: FoundCheckpoint) -> bool:
+    """Whether the checkpoint holds a model with its first layer, not drafting modules alone."""
+    return any(name.startswith(("model.layers.0.", "model.language_model.layers.0.")) for name in found.files)
+
+
+def module_files(found: FoundCheckpoint) -> list[str]:
+    """The tensors of a native module, by the prefix of a tensor that is some layout's projection."""
+    endings = tuple(f"{layout.projection}.weight" for layout in LAYOUTS)
+    places = ("model.layers.", "model.mtp_layers.", "mtp.")
+    joins = [name for name in found.files if name.endswith(endings) and name.startswith(places) and ".mlp." not in name]
+    prefixes = tuple(name.removesuffix(ending) for name in joins for ending in endings if name.endswith(f".{ending}"))
+    return [name for name in found.files if name.startswith(prefixes)] if prefixes else []
+
+
+def check_copy(name: str, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
+    """A copy of the target's embedding or LM head is not needed, and must be one: modules here share the target's."""
+    copy = found.read([name])[name]
+    if name.endswith("embed_tokens.weight"):
+        own: Tensor = target.embedding
+    else:
+        hidden = target.shape.hidden_size
+        identity = torch.eye(hidden, dtype=target.dtype, device=target.device)
+        own = torch.cat([target.unembed(rows[None])[0].float() for rows in identity.split(256)]).T
+    if copy.shape != own.shape:
+        faults.add(f"{name} is {list(copy.shape)}, the target's is {list(own.shape)}")
+    elif not torch.allclose(copy.to(own.device).float(), own.to(copy.dtype).float(), rtol=1e-2, atol=1e-5):
+        faults.add(f"{name} is its own and not the target's, which modules here share")
+
+
+def _read_sizes(
+    found: FoundCheckpoint,
+    target: AbstractTarget,
+    imported: Imported,
+    faults: Faults,
+    model_types: tuple[str, ...],
+) -> None:
+    block = read_block(found.config, faults, model_types=model_types)
+    if block is None:
+        return
+    imported.settings["intermediate_size"] = block.intermediate_size
+    check_block(block, target.shape, faults, imported.remarks, tied=TIED)
+    if block.rope_scaling:
+        faults.add(f"its rotary positions are scaled ({block.rope_scaling}), those of a module here are not")
