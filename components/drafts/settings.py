@@ -67,6 +67,66 @@ class DistilledBlock(Distilled, WithBlock):
     """Both."""
 
 
+class EagleBlock(DistilledBlock):
+    """A method whose engines build its block from the drafter's own config; what is 0 or {} here is the target's."""
+
+    num_attention_heads: Annotated[int, Field(ge=0)] = 0
+    """Attention heads of the block; 0: the target's."""
+    num_key_value_heads: Annotated[int, Field(ge=0)] = 0
+    """Key/value heads of the block; 0: the target's."""
+    head_dim: Annotated[int, Field(ge=0, multiple_of=2)] = 0
+    """Width of a head; 0: the target's."""
+    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Epsilon of its norms; 0: the target's."""
+    rope_theta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Base of its rotary positions; 0: the target's."""
+    rope_scaling: dict[str, float | str] = {}
+    """Scaling of its rotary positions, as Hugging Face's configs have it: of rope_type linear or llama3; {}: none."""
+
+    @model_validator(mode="after")
+    def _block_can_be_built(self) -> Self:
+        if self.num_attention_heads and self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise ValueError(
+                f"{self.num_attention_heads} attention heads do not share {self.num_key_value_heads} key/value heads"
+            )
+        if fault := rope_scaling_fault(self.rope_scaling):
+            raise ValueError(fault)
+        return self
+
+    @property
+    def own_block(self) -> dict[str, Any]:
+        """The fields of its block that are not the target's."""
+        sizes = {name: getattr(self, name) for name in OWN_SIZES if getattr(self, name)}
+        return sizes | ({"rope_scaling": tuple(sorted(self.rope_scaling.items()))} if self.rope_scaling else {})
+
+
+OWN_SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
+"""Settings of EagleBlock that replace a field of the same name of the target's shape."""
+ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Kinds of rotary scaling that drafters here can have, and the numbers that each needs."""
+
+
+def rope_scaling_fault(scaling: Mapping[str, float | str]) -> str:
+    """What is wrong with a rotary scaling, in one clause; "" where a drafter here can have it, or there is none."""
+    if not scaling:
+        return ""
+    kind = str(scaling.get("rope_type"))
+    if kind not in ROPE_NUMBERS:
+        return f"rope_scaling is of rope_type {kind:.40}; drafters here have {' or '.join(ROPE_NUMBERS)}"
+    for name in ROPE_NUMBERS[kind]:
+        value = scaling.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            return f"rope_scaling: {name} is {value!r:.40}, must be a positive number"
+    if unknown := sorted(scaling.keys() - {"rope_type", *ROPE_NUMBERS[kind]}):
+        return f"rope_scaling: {unknown[0]!r:.40} means nothing for {kind}"
+    if kind == "llama3" and scaling["low_freq_factor"] == scaling["high_freq_factor"]:
+        return "rope_scaling: low_freq_factor and high_freq_factor are equal"
+    return ""
+
+
 class Untrained(Settings):
     """A method without training."""
 
@@ -130,7 +190,7 @@ class LookaheadSettings(Untrained):
         return max(depth + 1, self.window + self.ngram_size)
 
 
-class Eagle3Settings(DistilledBlock):
+class Eagle3Settings(EagleBlock):
     """EAGLE-3."""
 
     ttt_steps: Depth = 7
@@ -139,9 +199,19 @@ class Eagle3Settings(DistilledBlock):
     """EAGLE-3.1: each of the three hidden states has an RMSNorm of its own before fc."""
     norm_output: bool = False
     """EAGLE-3.1: the next step is given the block's output after the last norm."""
+    norm_before_fc: bool = False
+    """The three hidden states together have one RMSNorm before fc; not with fc_norm."""
+    norm_before_residual: bool = False
+    """The block's residual is the hidden state after its norm, as in many drafters of the speculators library."""
+
+    @model_validator(mode="after")
+    def _one_norm_before_fc(self) -> Self:
+        if self.fc_norm and self.norm_before_fc:
+            raise ValueError("fc_norm and norm_before_fc are both on; a drafter has one of them")
+        return self
 
 
-class Eagle1Settings(DistilledBlock):
+class Eagle1Settings(EagleBlock):
     """EAGLE-1."""
 
     chain_depth: Depth = 7
@@ -187,7 +257,7 @@ class MtpParallelSettings(DistilledBlock):
     """Number of heads beside the target's own, and of draft tokens."""
 
 
-class PEagleSettings(DistilledBlock):
+class PEagleSettings(EagleBlock):
     """P-EAGLE: all draft tokens from one forward."""
 
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7

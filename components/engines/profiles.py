@@ -126,7 +126,7 @@ class Profile:
 UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
 NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
-"""Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's, and the only ones trained here."""
+"""Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
@@ -209,7 +209,7 @@ def refusals(
     if method in METHODS and METHODS[method].llama_block == "eagle":
         yield from _eagle_refusals(engine, profile, method, settings)
         if target is not None:
-            yield from _target_refusals(engine, profile, method, target)
+            yield from _target_refusals(engine, profile, method, settings, target)
 
 
 def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Settings) -> Iterator[str]:
@@ -271,9 +271,19 @@ def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storag
         yield f"{profile.title} {what}: say keep: [{', '.join(sorted(set(keep)))}], or {remedy}"
 
 
-def _target_refusals(engine: str, profile: Profile, method: str, target: TargetFacts) -> Iterator[str]:
+def _target_refusals(
+    engine: str, profile: Profile, method: str, settings: Settings, target: TargetFacts
+) -> Iterator[str]:
     fixed = profile.fixed_rope_theta
-    if fixed is not None and target.rope_theta != fixed:
+    own = [name for name in ("rope_theta", "rope_scaling") if settings.get(name)] if fixed is not None else []
+    if profile.heads_from == "target":
+        own += [name for name in ("num_attention_heads", "num_key_value_heads", "head_dim") if settings.get(name)]
+    if own:
+        yield (
+            f"{profile.title} does not read a drafter's own {own[0]}, and this one has it from where it was trained:"
+            f" leave {engine} out of engines"
+        )
+    elif fixed is not None and target.rope_theta != fixed:
         yield (
             f"{profile.title} rotates every drafter by rope_theta {fixed:g}, and the target's is {target.rope_theta:g},"
             f" by which ours are trained: leave {engine} out of engines, or take a target with {fixed:g}"

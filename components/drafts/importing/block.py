@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.drafts.importing.reader import Faults
+from components.drafts.settings import OWN_SIZES, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.targets.shape import TargetShape, rope_scaling_of
 
@@ -22,7 +23,10 @@ LLAMA_TYPES = ("llama",)
 
 @dataclass(frozen=True)
 class FoundBlock:
-    """The sizes of a checkpoint's block. rope_scaling: as `rope_scaling_of` says it, "" for plain positions."""
+    """The sizes of a checkpoint's block. rope_scaling: as `rope_scaling_of` says it, "" for plain positions.
+
+    rope: what the config says of a scaling, {} for plain positions.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -35,6 +39,7 @@ class FoundBlock:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: str
+    rope: JsonObject
 
 
 def read_block(
@@ -71,6 +76,7 @@ def read_block(
         rms_norm_eps=_number(config.get("rms_norm_eps", DEFAULT_EPS), f"{at}rms_norm_eps", faults),
         rope_theta=_number(theta, f"{at}rope_theta", faults),
         rope_scaling=rope_scaling_of(rope, config.get("partial_rotary_factor")),
+        rope=_scaling(rope),
     )
     if config.get("hidden_act", "silu") != "silu":
         faults.add(f"{at}hidden_act is {config['hidden_act']!r:.40}; the block here has silu")
@@ -99,6 +105,32 @@ def check_block(
             f"max_position_embeddings is {block.max_position_embeddings}: engines cut the rotary table there; here"
             f" it reaches the target's {shape.max_position_embeddings}"
         )
+
+
+def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remarks: list[str]) -> JsonObject:
+    """The settings of EagleBlock in which a block is not its target's, each a remark; a fault for what it cannot be."""
+    own: JsonObject = {}
+    for name in OWN_SIZES:
+        mine, theirs = getattr(block, name), getattr(shape, name)
+        if mine != theirs:
+            own[name] = mine
+            remarks.append(f"{name} is {mine}, the target's is {theirs}")
+    if "partial_rotary_factor" in block.rope_scaling:
+        faults.add(f"its rotary positions are partial ({block.rope_scaling}), those of a drafter here are not")
+    elif block.rope:
+        if fault := rope_scaling_fault(block.rope):
+            faults.add(fault)
+        else:
+            own["rope_scaling"] = block.rope
+            remarks.append(f"its rotary positions are scaled ({block.rope_scaling})")
+    return own
+
+
+def _scaling(rope: JsonObject) -> JsonObject:
+    """A rotary scaling under today's names, without the base; {} for plain positions."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    numbers = {name: value for name, value in rope.items() if name not in ("rope_theta", "type", "rope_type")}
+    return {} if kind == "default" else {"rope_type": kind, **numbers}
 
 
 def _count(config: JsonObject, name: str, at: str, faults: Faults, default: int | None = None) -> int:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import final
 
-from components.drafts.importing.block import check_block, read_block
+from components.drafts.importing.block import check_block, read_block, read_own_block
 from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.eagle3 import check_embedding
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases
 from components.drafts.methods.eagle1 import token_scale_of
 from components.targets.interface import AbstractTarget
-
-TIED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
 
 
 @final
@@ -46,9 +44,8 @@ class Eagle1Reader(AbstractReader):
         block = read_block(found.config, faults)
         if block is not None:
             imported.settings["intermediate_size"] = block.intermediate_size
-            check_block(block, target.shape, faults, imported.remarks, tied=TIED)
-            if block.rope_scaling:
-                faults.add(f"its rotary positions are scaled ({block.rope_scaling}), those of a drafter here are not")
+            check_block(block, target.shape, faults, imported.remarks, tied=("hidden_size",))
+            imported.settings |= read_own_block(block, target.shape, faults, imported.remarks)
             if block.num_layers != 1:
                 faults.add(f"it has {block.num_layers} layers, an EAGLE-1 drafter here has one")
         return imported

@@ -15,7 +15,7 @@ from typing import final
 
 from torch import Tensor
 
-from components.drafts.importing.block import FoundBlock, check_block, read_block
+from components.drafts.importing.block import FoundBlock, check_block, read_block, read_own_block
 from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
 from components.outside_json import JsonObject
@@ -27,7 +27,6 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NORMS_OF_FLAG = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 FROZEN = ("verifier_norm.weight", "verifier_lm_head.weight")
 """Copies of the target's own norm and head that speculators trains beside; they draft nothing."""
-TIED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
 UNLIKE = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -128,9 +127,8 @@ def _read_shared(
     if block is None:
         return
     imported.settings["intermediate_size"] = block.intermediate_size
-    check_block(block, shape, faults, imported.remarks, tied=TIED)
-    if block.rope_scaling:
-        faults.add(f"its rotary positions are scaled ({block.rope_scaling}), those of a drafter here are not")
+    check_block(block, shape, faults, imported.remarks, tied=("hidden_size",))
+    imported.settings |= read_own_block(block, shape, faults, imported.remarks)
     if imported.method == "eagle3" and block.num_layers != 1:
         faults.add(f"it has {block.num_layers} layers, an EAGLE-3 drafter here has one")
     if imported.method == "p-eagle":
@@ -166,10 +164,10 @@ def _read_norms(config: JsonObject, imported: Imported, faults: Faults) -> None:
         if tensor is not None and bool(value) != (tensor in imported.tensors):
             there = "there" if tensor in imported.tensors else "missing"
             faults.add(f"{name} is {'on' if value else 'off'} and {tensor} is {there}")
-        if value and (imported.method == "p-eagle" or name in ("norm_before_residual", "norm_before_fc")):
-            faults.add(f"{name} is on, which {imported.method} does not have here")
-        elif imported.method == "eagle3" and name in ("fc_norm", "norm_output"):
+        if imported.method == "eagle3":
             imported.settings[name] = bool(value)
+        elif value:
+            faults.add(f"{name} is on, which a P-EAGLE drafter does not have here")
     section = config.get("eagle_config")
     for name, value in UNLIKE.items():
         if isinstance(section, dict) and section.get(name, value) != value:

@@ -10,6 +10,9 @@ The training-time test (the paper's section 3.2) is in training_time_test.py; gr
 EAGLE-3.1's two changes are settings, off by default (vLLM pull request 42764; speculators' names):
   fc_norm      g_t = fc([fc_norm.0(low) ; fc_norm.1(mid) ; fc_norm.2(high)]): each tap by its own RMSNorm first
   norm_output  the next step reads norm(a_t), the state that the LM head reads, instead of a_t
+Two more are found in drafters of the speculators library, and are settings for their sake:
+  norm_before_fc        g_t = fc(input_norm([low ; mid ; high])): one RMSNorm over all three
+  norm_before_residual  the residual is hidden_norm(g) instead of g
 
 Deviations: only columns in M_0 (layers.py) are computed, since no other can be reached; a position whose teacher argmax
 lies outside the draft vocabulary is not trained on (as in the official code), yet acceptance is always counted against
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 
 from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.one_block import ChainDecoder, OneBlockDraft
-from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
+from components.drafts.network.cached_block import CachedBlock, TokenTable, UnitNorm, linear_kernel
 from components.drafts.network.layers import (
     INIT_STD,
     AttentionProjections,
@@ -76,19 +79,20 @@ class FirstLayer(nn.Module):
 
 @final
 class Eagle3(OneBlockDraft):
-    """See the module docstring. Trained parameters: fc, midlayer, norm, lm_head, and fc_norm where it is on."""
+    """See the module docstring. Trained parameters: fc, midlayer, norm, lm_head; fc_norm or input_norm where on."""
 
     method: ClassVar[str] = "eagle3"
 
     def __init__(self, target: AbstractTarget, settings: Eagle3Settings, draft_ids: Tensor) -> None:
         super().__init__(target, settings, draft_ids, settings.ttt_steps)
         shape, hidden, eps = self.shape, self.shape.hidden_size, self.shape.rms_norm_eps
-        self.norm_output = settings.norm_output
+        self.norm_output, self.norm_before_residual = settings.norm_output, settings.norm_before_residual
         self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
         self.midlayer = FirstLayer(shape)
         self.norm = RmsNorm(hidden, eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if settings.fc_norm else None
+        self.input_norm = RmsNorm(NUM_TAPS * hidden, eps) if settings.norm_before_fc else None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: Eagle3Settings, draft_ids: Tensor) -> Eagle3:
@@ -111,9 +115,11 @@ class Eagle3(OneBlockDraft):
         A residual stream grows from layer to layer (the built-in target's taps measure 30, 49 and 60), and g is the
         layer's own residual, un-normed: unscaled, it drowns what the token and the layer add to it for most of a short
         training (held-out AL over 5 steps after 300 Muon steps: 1.88, scaled 2.59; one seed). With fc_norm all taps
-        measure one.
+        measure one, with norm_before_fc all three together.
         """
         sizes = tap_sizes(taps) if self.fc_norm is None else taps.new_ones(NUM_TAPS, dtype=torch.float32)
+        if self.input_norm is not None:
+            sizes = sizes / sizes.square().mean().sqrt()
         scale_fuse(self.fc, sizes)
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean())}
 
@@ -121,11 +127,14 @@ class Eagle3(OneBlockDraft):
         """g = fc(taps): [..., 3H] -> float32 [..., H]."""
         if self.fc_norm is not None:
             taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps.chunk(NUM_TAPS, -1), strict=True)], -1)
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
         return self.fc(taps.to(self.fc.weight.dtype)).float()
 
     def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """As OneBlockDraft: the residual is the un-normed hidden state."""
-        return self.midlayer.attention_input(embedded(self.target, tokens), hidden), hidden
+        """As OneBlockDraft: the residual is the hidden state, un-normed unless norm_before_residual is on."""
+        inputs = self.midlayer.attention_input(embedded(self.target, tokens), hidden)
+        return inputs, inputs[..., self.shape.hidden_size :] if self.norm_before_residual else hidden
 
     def next_step_input(self, output: Tensor) -> Tensor:
         return self.norm(output) if self.norm_output else output
@@ -153,17 +162,26 @@ class Eagle3(OneBlockDraft):
         if self.fc_norm is not None:
             parts = zip(fuse_weight.split(hidden_size, 1), self.fc_norm, strict=True)
             fuse_weight = torch.cat([unit_norm.folded(part, norm) for part, norm in parts], 1)  # type: ignore[arg-type]
+        wide_norm = UnitNorm(NUM_TAPS * hidden_size, self.shape.rms_norm_eps, dtype, block.device)
+        if self.input_norm is not None:
+            fuse_weight = wide_norm.folded(fuse_weight, self.input_norm)
+        residual_norm = (layer.hidden_norm.weight.detach() * unit_norm.scale).to(dtype)
         fuse = linear_kernel(fuse_weight.to(dtype))
         self.kernel = lay_out([fuse, hidden_part, *block.linears, head], kernel)
 
         def features(committed: CommittedPositions) -> Tensor:
             taps = committed.taps.to(dtype)
+            if self.input_norm is not None:
+                return fuse(wide_norm(taps))
             return fuse(
                 taps if self.fc_norm is None else unit_norm(taps.unflatten(-1, (NUM_TAPS, hidden_size))).flatten(-2)
             )
 
         def inputs(tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return token_part(tokens) + hidden_part(unit_norm(hidden)), hidden
+            normed = unit_norm(hidden)
+            return token_part(tokens) + hidden_part(
+                normed
+            ), normed * residual_norm if self.norm_before_residual else hidden
 
         def next_step_input(output: Tensor) -> Tensor:
             return unit_norm(output) * last_norm if self.norm_output else output

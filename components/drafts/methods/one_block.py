@@ -25,7 +25,7 @@ from components.drafts.methods.training_time_test import BlockParts, Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockShape, shift_left
 from components.drafts.network.sampling import Ancestry
-from components.drafts.settings import DistilledBlock
+from components.drafts.settings import EagleBlock
 from components.targets.interface import AbstractTarget
 
 EXTRA_DEPTH = 4  # a chain may exceed the trained depth by this
@@ -55,9 +55,9 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
 
     packs: ClassVar[bool] = True
 
-    def __init__(self, target: AbstractTarget, settings: DistilledBlock, draft_ids: Tensor, num_steps: int) -> None:
+    def __init__(self, target: AbstractTarget, settings: EagleBlock, draft_ids: Tensor, num_steps: int) -> None:
         super().__init__(target, draft_ids)
-        self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
+        self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size, settings.own_block)
         self.num_steps, self.max_depth = num_steps, num_steps + EXTRA_DEPTH
 
     @property

@@ -97,7 +97,7 @@ class PEagle(DepthDraft[Decoder]):
     def __init__(self, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
         self.settings, self.seed = settings, settings.init_seed or 0
-        shape = self.shape = BlockShape.of(target, settings.intermediate_size)
+        shape = self.shape = BlockShape.of(target, settings.intermediate_size, settings.own_block)
         hidden, self.num_steps = shape.hidden_size, settings.parallel_depth
         self.max_depth = self.num_steps + EXTRA_DEPTH
         self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)

@@ -25,8 +25,11 @@ RMSNorm), so feeding unit vectors reads them back exactly, with every scale the 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import NamedTuple, final
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +43,7 @@ INIT_STD = 0.02  # Llama's initializer_range
 
 @dataclass(frozen=True)
 class BlockShape:
-    """The sizes of one decoder block; heads and rotary base are the target's."""
+    """The sizes of one decoder block; heads and rotary base are the target's, unless a drafter has its own."""
 
     hidden_size: int
     intermediate_size: int
@@ -49,10 +52,15 @@ class BlockShape:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling: tuple[tuple[str, float | str], ...] = ()  # entries of EagleBlock.rope_scaling; () for none
 
     @classmethod
-    def of(cls, target: AbstractTarget, intermediate_size: int) -> BlockShape:
+    def of(
+        cls, target: AbstractTarget, intermediate_size: int, own: Mapping[str, Any] = MappingProxyType({})
+    ) -> BlockShape:
         """The block that fits a target; intermediate_size 0 takes the target's own.
+
+        own: fields in which it is not the target's (EagleBlock.own_block).
 
         A target with latent attention (DeepSeek's MLA) gets a plain grouped-query block of the same head count:
         drafters are free in their attention, and engines serve EAGLE-3 drafts for such targets in the Llama layout.
@@ -61,7 +69,7 @@ class BlockShape:
         head_dim = shape.head_dim
         if head_dim <= 0 or head_dim % 2:  # rotary pairs need an even head
             head_dim = 2 * max(1, shape.hidden_size // (2 * shape.num_attention_heads))
-        return cls(
+        block = cls(
             hidden_size=shape.hidden_size,
             intermediate_size=intermediate_size or shape.intermediate_size,
             num_attention_heads=shape.num_attention_heads,
@@ -70,6 +78,7 @@ class BlockShape:
             rms_norm_eps=shape.rms_norm_eps,
             rope_theta=shape.rope_theta,
         )
+        return replace(block, **own)
 
     @property
     def group(self) -> int:
@@ -191,7 +200,18 @@ def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
 def rope_frequencies(shape: BlockShape, device: torch.device) -> Tensor:
     """Angle per position of every rotary pair, radians: float32 [D / 2]."""
     exponents = torch.arange(shape.head_dim // 2, dtype=torch.float32, device=device) * 2 / shape.head_dim
-    return shape.rope_theta**-exponents
+    frequencies = shape.rope_theta**-exponents
+    if not shape.rope_scaling:
+        return frequencies
+    scaling: dict[str, Any] = dict(shape.rope_scaling)
+    if scaling["rope_type"] == "linear":
+        return frequencies / scaling["factor"]
+    # llama3: pairs that turn less than low times within the original length are slowed down by the factor, those that
+    # turn more than high times are kept, and between the two it is interpolated.
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling["factor"])
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -188,7 +188,14 @@ def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:
     return [row for _, _, row in sorted(ranked_rows, key=lambda ranked_row: ranked_row[:2])[:limit]]
 
 
-MEANING: Final = {"norm_output": False, "first_hidden": "post_norm"}
+MEANING: Final[Mapping[str, Any]] = {
+    "norm_output": False,
+    "norm_before_residual": False,
+    "first_hidden": "post_norm",
+    "rms_norm_eps": 0.0,
+    "rope_theta": 0.0,
+    "rope_scaling": {},
+}
 """Settings that change the meaning of weights but not their shapes, with their values in drafters without them."""
 
 

@@ -29,6 +29,8 @@ from components.publish.formats.llama_block import (
     check_facts,
     check_positions,
     check_width,
+    drafter_shape,
+    own_block,
 )
 from components.targets.shape import TargetShape
 
@@ -49,7 +51,10 @@ class Eagle1Layout(AbstractLayout):
         config = {
             "architectures": list(ARCHITECTURES),
             "model_type": "llama",
-            **block_config(shape, intermediate_size=inner, num_layers=1, dtype=dtype_of(drafter)),
+            **block_config(
+                drafter_shape(shape, drafter.settings), intermediate_size=inner, num_layers=1, dtype=dtype_of(drafter)
+            ),
+            **({"rope_scaling": scaling} if (scaling := drafter.settings.get("rope_scaling")) else {}),
         }
         tensors = without_vocabulary(drafter.tensors)
         fuse = tensors.get("fc.weight")
@@ -92,6 +97,7 @@ class Eagle1Layout(AbstractLayout):
         settings = {
             "intermediate_size": config["intermediate_size"],
             "fc_bias": bool(tensors["fc.bias"].count_nonzero()),
+            **own_block(config, source.shape, self.format),
         }
         if not settings["fc_bias"]:
             del tensors["fc.bias"]

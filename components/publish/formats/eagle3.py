@@ -28,6 +28,8 @@ from components.publish.formats.llama_block import (
     check_facts,
     check_positions,
     check_width,
+    drafter_shape,
+    own_block,
 )
 from components.targets.shape import TargetShape
 
@@ -52,8 +54,14 @@ class Eagle3Layout(AbstractLayout):
             "model_type": "llama",
             "target_hidden_size": shape.hidden_size,
             "draft_vocab_size": draft_vocab_size(drafter, shape.vocab_size),
-            **block_config(shape, intermediate_size=inner_size(drafter, shape), num_layers=1, dtype=dtype_of(drafter)),
-            **{name: True for name in ("fc_norm", "norm_output") if settings.get(name)},
+            **block_config(
+                drafter_shape(shape, settings),
+                intermediate_size=inner_size(drafter, shape),
+                num_layers=1,
+                dtype=dtype_of(drafter),
+            ),
+            **({"rope_scaling": settings["rope_scaling"]} if settings.get("rope_scaling") else {}),
+            **{name: True for name in NORM_FLAGS if settings.get(name)},
         }
         return Checkpoint(config, drop_whole_vocabulary(drafter.tensors, shape.vocab_size))
 
@@ -90,7 +98,8 @@ class Eagle3Layout(AbstractLayout):
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config = checkpoint.config
-        settings = {"intermediate_size": config["intermediate_size"], **eagle3_flags(config, self.format)}
+        settings = {"intermediate_size": config["intermediate_size"], **eagle3_flags(config)}
+        settings |= own_block(config, source.shape, self.format)
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != "embed_tokens.weight"}
         return DrafterState("eagle3", settings, tensors)
 
@@ -132,12 +141,9 @@ def dtype_of(drafter: DrafterState) -> torch.dtype:
     return next((t.dtype for _, t in sorted(drafter.tensors.items()) if t.is_floating_point()), torch.float32)
 
 
-def eagle3_flags(config: Config, location: str) -> dict[str, bool]:
-    """fc_norm and norm_output as settings of method eagle3. Raises UserError for norms that our network lacks."""
-    for name in ("norm_before_fc", "norm_before_residual"):
-        if config.get(name):
-            raise UserError(f"{location}: {name} is on, which Draftsmith's EAGLE-3 network does not have")
-    return {name: bool(config.get(name)) for name in ("fc_norm", "norm_output")}
+def eagle3_flags(config: Config) -> dict[str, bool]:
+    """The norms that are on, as settings of method eagle3."""
+    return {name: bool(config.get(name)) for name in NORM_FLAGS}
 
 
 def check_architecture(config: Config, allowed: tuple[str, ...], location: str) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from components.contract import UserError
+from components.drafts.settings import OWN_SIZES, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Config, Spec, name_of
 from components.targets.shape import TargetShape
@@ -87,6 +89,28 @@ def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int,
         "pad_token_id": shape.pad_token_id,
         "torch_dtype": name_of(dtype),
     }
+
+
+def drafter_shape(shape: TargetShape, settings: Mapping[str, Any]) -> TargetShape:
+    """A target's shape with the sizes and the rotary base that an imported drafter has of its own."""
+    return replace(shape, **{name: settings[name] for name in OWN_SIZES if settings.get(name)})
+
+
+def own_block(config: Config, shape: TargetShape, location: str) -> JsonObject:
+    """The settings of a drafter whose block is not the target's in every field: the inverse of `drafter_shape`.
+
+    Raises UserError for a rotary scaling that no drafter here can have.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "type")}
+    scaling = {"rope_type": rope.get("rope_type") or rope.get("type") or "default", **scaling}
+    scaling = {} if scaling["rope_type"] == "default" else scaling
+    if fault := rope_scaling_fault(scaling):
+        raise UserError(f"{location}: {fault}")
+    stated = {**config, "head_dim": head_dim_of(config)}
+    return {name: stated[name] for name in OWN_SIZES if stated[name] != getattr(shape, name)} | (
+        {"rope_scaling": scaling} if scaling else {}
+    )
 
 
 def head_dim_of(config: Config) -> int:

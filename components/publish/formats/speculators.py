@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import final
 
 from components.contract import UserError
+from components.engines.profiles import NORM_FLAGS
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import (
@@ -41,6 +42,8 @@ from components.publish.formats.llama_block import (
     check_facts,
     check_positions,
     check_width,
+    drafter_shape,
+    own_block,
 )
 from components.targets.shape import TargetShape
 
@@ -61,7 +64,8 @@ class SpeculatorsLayout(AbstractLayout):
         shape, kind = source.shape, TYPES[drafter.method]
         num_layers = int(drafter.settings.get("num_layers", 1)) if kind == "peagle" else 1
         inner = inner_size(drafter, shape)
-        block = block_config(shape, intermediate_size=inner, num_layers=num_layers, dtype=dtype_of(drafter))
+        own_shape, scaling = drafter_shape(shape, drafter.settings), drafter.settings.get("rope_scaling") or {}
+        block = block_config(own_shape, intermediate_size=inner, num_layers=num_layers, dtype=dtype_of(drafter))
         depth = drafter.settings.get("parallel_depth" if kind == "peagle" else "ttt_steps", 3)
         config: JsonObject = {
             "architectures": [ARCHITECTURES[kind][0]],
@@ -70,15 +74,12 @@ class SpeculatorsLayout(AbstractLayout):
             "draft_vocab_size": draft_vocab_size(drafter, shape.vocab_size),
             "target_hidden_size": shape.hidden_size,
             TAPS: list(shape.tap_layers),
-            "norm_before_residual": False,
-            "norm_before_fc": False,
-            "fc_norm": bool(drafter.settings.get("fc_norm")),
-            "norm_output": bool(drafter.settings.get("norm_output")),
+            **{name: bool(drafter.settings.get(name)) for name in NORM_FLAGS},
             "embed_requires_grad": kind == "peagle",
             LAYER: {
                 "model_type": "llama",
                 **block,
-                "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+                "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": own_shape.rope_theta},
             },
             "speculators_config": {
                 "algorithm": kind,
@@ -170,13 +171,14 @@ class SpeculatorsLayout(AbstractLayout):
         tensors = dict(checkpoint.tensors)
         embedding = tensors.pop("embed_tokens.weight", None)
         settings: JsonObject = {"intermediate_size": block["intermediate_size"]}
-        flags = eagle3_flags(config, self.format)
+        settings |= own_block(block, source.shape, self.format)
+        flags = eagle3_flags(config)
         depth = int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
         if config["speculators_model_type"] == "eagle3":
             settings |= {"ttt_steps": depth, **flags}
             return DrafterState("eagle3", settings, replace_prefix(tensors, "layers.0.", "midlayer."))
         if any(flags.values()):
-            raise UserError(f"{self.format}: Draftsmith's P-EAGLE network has neither fc_norm nor norm_output")
+            raise UserError(f"{self.format}: Draftsmith's P-EAGLE network has none of EAGLE-3's norm flags")
         assert embedding is not None
         settings |= {"parallel_depth": depth, "num_layers": block["num_hidden_layers"]}
         tensors["mask_token"] = embedding[config["mask_token_id"]].clone()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from components.contract import Context, Draft, Target
 from components.drafts import import_draft
-from components.drafts.interface import AbstractDraft
+from components.drafts.interface import AbstractDraft, CommittedPositions, Sampling
 from components.drafts.network.vocabulary import membership_of, offsets_of
 from components.drafts.storage.files import build_draft, open_draft
 from components.drafts.training.loop import count_accepted
@@ -29,12 +29,32 @@ from components.targets.load import open_target
 VOCAB = 96
 CUT = torch.arange(3, VOCAB, 2)
 WHOLE = torch.arange(VOCAB)
+OWN_BLOCK: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-3,
+    "rope_theta": 500.0,
+}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
     ("eagle3", "eagle3", {}, CUT),
     ("eagle3", "eagle3", {"fc_norm": True, "norm_output": True, "intermediate_size": 40}, CUT),
     ("eagle3", "eagle3", {}, WHOLE),
     ("speculators", "eagle3", {"ttt_steps": 4}, CUT),
     ("speculators", "eagle3", {"fc_norm": True}, CUT),
+    ("speculators", "eagle3", {"norm_before_residual": True, "norm_before_fc": True}, CUT),
+    ("eagle3", "eagle3", {"norm_before_residual": True, "norm_output": True}, CUT),
+    ("speculators", "eagle3", {**OWN_BLOCK, "rope_scaling": LLAMA3}, CUT),
+    ("eagle3", "eagle3", {**OWN_BLOCK, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, CUT),
+    ("speculators", "p-eagle", {"parallel_depth": 3, "num_layers": 1, **OWN_BLOCK}, CUT),
+    ("eagle1", "eagle1", {"rope_theta": 500.0, "rope_scaling": LLAMA3}, WHOLE),
     ("speculators", "p-eagle", {"parallel_depth": 3, "num_layers": 2}, CUT),
     ("eagle1", "eagle1", {"fc_bias": True}, WHOLE),
     ("eagle1", "eagle1", {"fc_bias": False, "intermediate_size": 40}, WHOLE),
@@ -45,7 +65,7 @@ FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
     ("causal-lm", "draft-model", {"num_layers": 2, "hidden_size": 16}, WHOLE),
 ]
 """(format, method, settings, draft vocabulary)."""
-IDS = [f"{form}-{method}-{'-'.join(settings) or 'plain'}-{len(ids)}" for form, method, settings, ids in FORMS]
+IDS = [f"{number}-{form}-{method}" for number, (form, method, _, _) in enumerate(FORMS)]
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,21 @@ class Pair:
         """Import what lies in a folder."""
         return import_draft(self.artifact, model=str(folder), layout=layout, ctx=context(out))
 
+    def run(self, draft: Any, text: Tensor, depth: int = 3) -> Tensor:
+        """Draft tokens of the cached decoder after every position of a text, committed one by one: [T - 1, depth]."""
+        ids, taps, last = text, *self.features(text)
+        state, rows = draft.new_state(len(ids) + depth), []
+        for t in range(len(ids) - 1):
+            committed = CommittedPositions(ids[t + 1 : t + 2], taps[t : t + 1], last[t : t + 1])
+            rows.append(draft.propose(state, committed, depth, Sampling(), torch.Generator()).tokens)
+        return torch.stack(rows)
+
+    def features(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Taps and last states of a text, [T, ...]."""
+        out = self.opened.forward(ids[None], self.opened.new_cache(1, 64), logits="none", features=True)
+        assert out.taps is not None and out.last is not None
+        return out.taps[0].clone(), out.last[0].clone()
+
     def opens(self, draft: Draft) -> Any:
         """The imported drafter, ready to decode."""
         return open_draft(draft, self.opened, kernel="plain")
@@ -93,9 +128,7 @@ class Pair:
             assert logits is not None
             new = logits[:, -1].argmax(-1, keepdim=True)
             ids = torch.cat((ids, new), 1)
-        out = self.opened.forward(ids, self.opened.new_cache(1, 64), logits="none", features=True)
-        assert out.taps is not None and out.last is not None
-        return ids[0], out.taps[0].clone(), out.last[0].clone()
+        return ids[0], *self.features(ids[0])
 
     def guesses(self, draft: Any, depth: int = 3) -> tuple[Tensor, list[int]]:
         """(draft tokens at every position, accepted counts by depth) on that text."""

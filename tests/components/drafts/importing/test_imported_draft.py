@@ -35,6 +35,9 @@ def test_an_imported_drafter_is_the_one_that_was_exported(
     assert torch.equal(again.draft_ids, draft_ids)
     mine, theirs = pair.guesses(network), pair.guesses(again)
     assert torch.equal(mine[0], theirs[0]) and mine[1] == theirs[1]
+    text = pair.text()[0]
+    depth = min(3, network.max_depth)
+    assert torch.equal(pair.run(again, text, depth), theirs[0][:, :depth]), "its cached decoding drafts the same"
     write_format(form, read_drafter_state(draft.path), pair.source, tmp_path / "again")
     (before,), (after,) = ((tmp_path / name).glob("*.safetensors") for name in ("out", "again"))
     first, second = load_file(before), load_file(after)
