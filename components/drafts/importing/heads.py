@@ -48,10 +48,10 @@ class MedusaReader(AbstractReader):
         imported = Imported("medusa", {"num_heads": heads, "num_layers": layers}, {})
         from_vllm = any(VLLM_HEAD.fullmatch(name) for name in found.files)
         for name, tensor in found.read(found.files).items():
-            own = own_name(name, layers, from_vllm)
-            imported.tensors[own] = tensor
-            if own != name:
-                imported.names[own] = name
+            renamed = own_name(name, layers, from_vllm)
+            imported.tensors[renamed] = tensor
+            if renamed != name:
+                imported.names[renamed] = name
         if from_vllm and not found.config.get("medusa_fc_bias"):
             hidden = target.shape.hidden_size
             absent = [f"{PREFIX}{head}.{layer}.linear.bias" for head in range(heads) for layer in range(layers)]
