@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
@@ -85,9 +88,15 @@ def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
     except Exception as error:  # foreign values break each configuration class in its own way
         raise UserError(f"{location}: config.json cannot be used ({message_of(error)})") from error
     remote = trust_remote_code and bool(getattr(config, "auto_map", None))
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote and not has_text_part(config):
         raise UserError(f"{location}: model type '{config.model_type}' is not a causal LM that transformers knows")
     return config
+
+
+def has_text_part(config: Any) -> bool:
+    """Whether this is a model of images and text, of which transformers has no text-only class."""
+    kind = config.model_type
+    return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def resolve_dtype(dtype: str, stored_dtype: str, device: str) -> str:

@@ -156,7 +156,7 @@ class _Batch:
         while self.waiting < len(self.requests):
             free = [place for place, row in enumerate(self.places) if row is None]
             enough = max(1, min(self.size // FREE_SHARE, len(self.requests) - self.waiting))
-            if len(free) < (enough if self.cache.takes_others else self.size):
+            if len(free) < enough:
                 return
             self._prefill(free)
 
@@ -166,7 +166,7 @@ class _Batch:
         longest = 0
         for row in range(self.waiting, min(self.waiting + len(free), len(self.requests))):
             length = max(longest, _padded(len(self.requests[row].ids)))
-            if rows and length * (len(rows) + 1) > PREFILL_TOKENS and self.cache.takes_others:
+            if rows and length * (len(rows) + 1) > PREFILL_TOKENS:
                 break
             rows.append(row)
             longest = length
@@ -175,15 +175,9 @@ class _Batch:
         lengths = torch.tensor([len(self.requests[row].ids) for row in rows])
         for place, row in enumerate(rows):
             padded[place, : int(lengths[place])] = torch.as_tensor(self.requests[row].ids)
-        if self.cache.takes_others:
-            prompt_cache = self.target.new_cache(len(rows), longest)
-            passed = self.target.forward(padded, prompt_cache, num_valid=lengths, logits="last")
-            self.cache.put(free[: len(rows)], prompt_cache)
-        else:  # this cache takes no others: these rows stay one batch to the end
-            capacity = longest + max(self.requests[row].limit for row in rows)
-            self.size, self.places = len(rows), [None] * len(rows)
-            self.cache = self.target.new_cache(len(rows), capacity)
-            passed = self.target.forward(padded, self.cache, num_valid=lengths, logits="last")
+        prompt_cache = self.target.new_cache(len(rows), longest)
+        passed = self.target.forward(padded, prompt_cache, num_valid=lengths, logits="last")
+        self.cache.put(free[: len(rows)], prompt_cache)
         assert passed.logits is not None
         for place, row in zip(free, rows, strict=False):
             self.places[place] = row

@@ -43,7 +43,6 @@ class AbstractCache(ABC):
 
     lengths: Tensor  # [B] int64, on the CPU
     capacity: int
-    takes_others: bool = True  # whether `put` works: not where layers keep a window or a state instead of all columns
 
     @abstractmethod
     def put(self, sequences: Sequence[int], other: AbstractCache) -> None:

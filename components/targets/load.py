@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging
 
 from components.contract import Target, UserError
-from components.targets.config import facts_of, read_config, resolve_dtype
+from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype
 from components.targets.forward.llama import FastTarget, check_shapes, is_supported
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
@@ -71,7 +71,7 @@ def open_target(
     _check_layers(shape, files.by_name, location)
     if not getattr(config, "quantization_config", None):
         _check_types(files.dtypes, location)
-    model = _transformers_model(folder, torch_dtype, trust, location)
+    model = _transformers_model(folder, config, torch_dtype, trust, location)
     wrapped = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, location=location)
     wrapped.folder = folder
     return wrapped
@@ -102,12 +102,13 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
             raise UserError(f"{location}: {name} is of {dtype}, which no weight is; download it again")
 
 
-def _transformers_model(folder: Path, dtype: torch.dtype, trust: bool, location: str) -> Any:
+def _transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str) -> Any:
     """The model as transformers loads it. Raises UserError for a missing weight, which it would initialise."""
+    kind = AutoModelForImageTextToText if has_text_part(config) else AutoModelForCausalLM
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the errors below say it in one line
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = kind.from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=trust,

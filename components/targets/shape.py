@@ -7,6 +7,7 @@ shape names the scaling of the target's rotary positions.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ def shape_of(config: Any, location: str, *, tapped: bool = True) -> TargetShape:
     tapped: whether feature taps are needed, which takes MIN_LAYERS layers.
     """
     try:
-        shape = _shape_of(config.get_text_config(decoder=True), location, tapped)
+        shape = _shape_of(config, _text_config(config), location, tapped)
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         message = message_of(error, 160)
         raise UserError(f"{location}: config.json does not describe a causal LM of a known kind ({message})") from error
@@ -78,8 +79,17 @@ def shape_of(config: Any, location: str, *, tapped: bool = True) -> TargetShape:
     return shape
 
 
-def _shape_of(config: Any, location: str, tapped: bool) -> TargetShape:
-    architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
+def _text_config(config: Any) -> Any:
+    """The language model's part, of which values that differ from layer to layer can be read as well."""
+    text = copy.copy(config.get_text_config(decoder=True))
+    text.allow_global_per_layer_attribute_access = True
+    return text
+
+
+def _shape_of(outer: Any, config: Any, location: str, tapped: bool) -> TargetShape:
+    """outer: the whole configuration, whose architecture engines go by; config: of its language model."""
+    named = outer.architectures or config.architectures
+    architecture = named[0] if named else type(config).__name__.replace("Config", "ForCausalLM")
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{location}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
     num_layers = int(config.num_hidden_layers)
@@ -88,27 +98,23 @@ def _shape_of(config: Any, location: str, tapped: bool) -> TargetShape:
             f"{location}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
             "choose a deeper model"
         )
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"} or sliding_window(config):
-        raise UserError(
-            f"{location}: {architecture} uses {sorted(layer_types)} or a sliding window; only full attention works"
-        )
-    heads = int(config.num_attention_heads)
-    head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    hidden_size = int(config.hidden_size)
+    heads = int(getattr(config, "num_attention_heads", None) or max(1, hidden_size // 64))  # none: no layer attends
+    head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or hidden_size // heads
     return TargetShape(
         architecture=architecture,
         model_type=str(config.model_type),
         num_layers=num_layers,
-        hidden_size=int(config.hidden_size),
-        intermediate_size=int(config.intermediate_size),
+        hidden_size=hidden_size,
+        intermediate_size=_intermediate_size(config, hidden_size),
         num_attention_heads=heads,
         num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(head_dim),
         vocab_size=int(config.vocab_size),
-        rms_norm_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
-        rope_theta=float(rope_parameters(config).get("rope_theta", 10000.0)),
-        max_position_embeddings=int(config.max_position_embeddings),
-        tie_word_embeddings=bool(config.tie_word_embeddings),
+        rms_norm_eps=float(next((v for name in _EPSILONS if (v := getattr(config, name, None)) is not None), 1e-6)),
+        rope_theta=float(rope_parameters(config).get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0),
+        max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         bos_token_id=config.bos_token_id,
         eos_token_ids=as_ids(config.eos_token_id),
         pad_token_id=config.pad_token_id,
@@ -116,29 +122,52 @@ def _shape_of(config: Any, location: str, tapped: bool) -> TargetShape:
     )
 
 
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "norm_epsilon")
+UNBOUNDED_POSITIONS = 1 << 20
+"""Positions of a model whose configuration names no limit (recurrent states have none)."""
+
+
+def _intermediate_size(config: Any, hidden_size: int) -> int:
+    """Width of the feed-forward layers, which drafters take over; of the widest where layers differ.
+
+    Configurations that name none (GPT-2, experts only) mean four times the hidden size.
+    """
+    sizes = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden_size
+    return int(max(sizes) if isinstance(sizes, list | tuple) else sizes)
+
+
 def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     """Bytes one token takes in the KV cache over all layers; itemsize: bytes of one number.
 
-    Multi-head and grouped-query attention: 2 n h_kv d. Multi-head latent attention (DeepSeek-V2/V3; transformers caches
-    the compressed latent and the shared rotary key): n (kv_lora_rank + qk_rope_head_dim).
+    Recurrent layers take none: their states have one size. Multi-head and grouped-query attention: 2 n h_kv d.
+    Multi-head latent attention (DeepSeek-V2/V3; transformers caches the compressed latent and the shared rotary key):
+    n (kv_lora_rank + qk_rope_head_dim).
     """
-    config = config.get_text_config(decoder=True)
+    config = _text_config(config)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    num_layers = sum("attention" in name or name.startswith("hybrid") for name in types if name != "linear_attention")
     if getattr(config, "kv_lora_rank", None) and hasattr(config, "qk_rope_head_dim"):
         numbers = config.kv_lora_rank + config.qk_rope_head_dim
     else:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        numbers = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return int(config.num_hidden_layers * numbers * itemsize)
+        attention_heads = getattr(config, "num_attention_heads", None) or max(1, config.hidden_size // 64)
+        heads = getattr(config, "num_key_value_heads", None) or attention_heads
+        numbers = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // attention_heads)
+    return int(num_layers * numbers * itemsize)
 
 
 def rope_parameters(config: Any) -> JsonObject:
-    """The rotary settings, under either of their two names."""
-    return dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    """The rotary settings, under either of their two names; those of full attention where layer types differ."""
+    rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    by_type = [value for name, value in sorted(rope.items()) if name.endswith("_attention") and isinstance(value, dict)]
+    return dict(rope.get("full_attention") or by_type[0]) if by_type else rope
 
 
-def sliding_window(config: Any) -> bool:
-    """Whether any layer uses sliding-window attention."""
-    return bool(getattr(config, "use_sliding_window", getattr(config, "sliding_window", None) is not None))
+def is_full_attention(config: Any) -> bool:
+    """Whether every layer attends to all positions."""
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return set(types) == {"full_attention"}
+    return not getattr(config, "sliding_window", None) and not getattr(config, "attention_chunk_size", None)
 
 
 def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:

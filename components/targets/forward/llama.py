@@ -28,7 +28,7 @@ from components.contract import UserError
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.forward.static_cache import StaticCache, additive, tree_mask
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
-from components.targets.shape import TargetShape, kv_bytes_per_token, rope_parameters, sliding_window
+from components.targets.shape import TargetShape, is_full_attention, kv_bytes_per_token, rope_parameters
 
 ReadWeight = Callable[[str], Tensor]
 
@@ -341,7 +341,7 @@ ROPE_TYPES = frozenset({"default", "llama3", "linear"})
 
 def is_supported(config: Any, names: set[str]) -> bool:
     """Whether FastTarget can run this configuration with these tensors; else TransformersTarget does."""
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or sliding_window(config):
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or not is_full_attention(config):
         return False
     if rope_parameters(config).get("rope_type", "default") not in ROPE_TYPES:
         return False

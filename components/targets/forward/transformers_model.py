@@ -1,124 +1,32 @@
 """Any Hugging Face causal LM as a target: slower than our own forward pass, but it runs the model's own code.
 
-transformers' DynamicCache appends the same number of slots to every sequence, but targets need ragged batches and
-truncation. So a slot is not a column: beside the cache, `live` marks the slots of each sequence that hold a token.
-Dead slots (padding, rejected drafts) are hidden by the 2-D attention mask, dropped when last in every sequence, and
-squeezed out when there are too many. Columns reach the model as explicit position_ids.
-Forward hooks on the decoder layers catch the taps and the last layer's output, before the final norm.
+Columns reach the model as explicit position_ids, and masks are cut by position (layer_masks.py), because the slots of
+the cache (slot_cache.py) are not positions. Forward hooks catch the outputs of the tapped layers and the input of the
+final norm. When a target is opened, a few tokens are run in two ways: at once, and in ragged pieces with tokens dropped
+in between. A model whose logits differ is refused, since its drafts could not be verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from torch import Tensor, nn
 
 from components.contract import UserError
+from components.targets.forward.layer_masks import mask_plan
+from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
+from components.targets.forward.slot_cache import SlotCache, cache_layers
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import MIN_LAYERS, TargetShape, kv_bytes_per_token
 from components.text import message_of
 
-_SPARE_SLOTS = 64
-"""Dead slots tolerated before the cache is squeezed."""
-
-
-class SlotCache(AbstractCache):
-    """A DynamicCache and, for each sequence, which of its slots are live. Live slots are in column order."""
-
-    def __init__(self, cache: Any, batch_size: int, capacity: int, bytes_per_token: int) -> None:
-        self.cache = cache
-        self.capacity = capacity
-        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
-        self.live = torch.zeros(batch_size, 0, dtype=torch.bool)  # [B, slots], on the CPU
-        self._bytes_per_token = bytes_per_token
-
-        self.takes_others = all(type(layer) is DynamicLayer for layer in cache.layers)
-
-    @torch.inference_mode()
-    def put(self, sequences: Sequence[int], other: AbstractCache) -> None:
-        """As AbstractCache; the slots of `other` become the first ones of these sequences, the rest are dead."""
-        assert isinstance(other, SlotCache) and len(sequences) == len(other.lengths) and self.takes_others
-        assert int(other.lengths.max()) <= self.capacity
-        width, places = other.live.shape[1], torch.tensor(list(sequences))
-        more = max(0, width - self.live.shape[1])
-        self.live = torch.nn.functional.pad(self.live, (0, more))
-        for layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
-            if not layer.is_initialized:
-                layer.lazy_initialization(other_layer.keys, other_layer.values)
-            for name in ("keys", "values"):
-                part, new = getattr(layer, name), getattr(other_layer, name)
-                if part.shape[0] != len(self.lengths):  # an empty layer
-                    part = new.new_zeros(len(self.lengths), new.shape[1], 0, new.shape[3])
-                part = torch.nn.functional.pad(part, (0, 0, 0, self.live.shape[1] - part.shape[2]))
-                part[places.to(part.device), :, :width] = new
-                setattr(layer, name, part)
-        self.live[places] = False
-        self.live[places, :width] = other.live
-        self.lengths = self.lengths.index_copy(0, places, other.lengths)
-        self._drop_dead_tail()
-
-    def truncate(self, lengths: Tensor) -> None:
-        assert bool((lengths <= self.lengths).all()) and bool((lengths >= 0).all())
-        self.lengths = lengths.clone()
-        self.live = self.live & (self.live.cumsum(dim=1) <= lengths[:, None])
-        self._drop_dead_tail()
-
-    @torch.inference_mode()
-    def keep(self, start: Tensor, rows: Sequence[Sequence[int]]) -> None:
-        """As AbstractCache; no row is moved, the slots of the others become dead."""
-        appended = self.live & (self.live.cumsum(dim=1) > start[:, None])
-        for sequence, kept_rows in enumerate(rows):
-            slots = appended[sequence].nonzero().squeeze(1)
-            self.live[sequence, slots] = False
-            self.live[sequence, slots[list(kept_rows)]] = True
-        self.lengths = self.live.sum(dim=1)
-        self._drop_dead_tail()
-
-    def select(self, sequences: Sequence[int]) -> None:
-        order = torch.tensor(list(sequences))
-        self.live, self.lengths = self.live[order], self.lengths[order]
-        for layer in self.cache.layers:
-            if layer.is_initialized:
-                layer.batch_select_indices(order.to(layer.keys.device))
-        self._drop_dead_tail()
-
-    def bytes_per_token(self) -> int:
-        return self._bytes_per_token
-
-    def append(self, valid: Tensor) -> None:
-        """Record the slots of a finished pass. valid: bool [B, T]."""
-        self.live = torch.cat([self.live, valid], dim=1)
-        self.lengths = self.lengths + valid.sum(dim=1)
-        self._drop_dead_tail()
-        if self.live.shape[1] > int(self.lengths.max()) + _SPARE_SLOTS:
-            self._squeeze()
-
-    def _drop_dead_tail(self) -> None:
-        used = self.live.any(dim=0).nonzero()
-        keep = int(used[-1]) + 1 if used.numel() else 0
-        dead = self.live.shape[1] - keep
-        if dead:
-            self.cache.crop(-dead)
-            self.live = self.live[:, :keep]
-
-    def _squeeze(self) -> None:
-        """Move the live slots of every sequence to the front, in order."""
-        longest = int(self.lengths.max())
-        order = (~self.live).to(torch.int8).argsort(dim=1, stable=True)[:, :longest]
-        for layer in self.cache.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = (_take_slots(part, order) for part in (layer.keys, layer.values))
-        self.live = torch.arange(longest) < self.lengths[:, None]
-
-
-def _take_slots(part: Tensor, order: Tensor) -> Tensor:
-    """part [B, heads, slots, width] at slots order [B, S]."""
-    index = order.to(part.device)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
-    return part.gather(2, index)
+_MOST_MASKED = 1 << 26
+"""Entries of a mask [B, T, S] up to which a pass runs at once; longer passes are run in pieces."""
+_PIECE = 256
+_TOLERANCE = 1e-2
+"""Share of the largest logit by which two ways of running the same tokens may differ; bfloat16 rounds to 2^-8."""
 
 
 class TransformersTarget(AbstractTarget):
@@ -127,24 +35,102 @@ class TransformersTarget(AbstractTarget):
     def __init__(self, model: Any, shape: TargetShape, *, location: str) -> None:
         """model: an AutoModelForCausalLM in eval mode on its device.
 
-        Raises UserError (naming `location`) if its logits are not `lm_head(norm(last))`, which drafters rely on.
+        Raises UserError (naming `location`) for one that cannot be run in pieces or whose head is not understood.
         """
         self.model, self.shape = model, shape
         self.device, self.dtype = model.device, model.dtype
         self.kernel = "transformers"
-        body = model.get_decoder()
-        try:
-            self._layers, self._norm, self._head = body.layers, body.norm, model.get_output_embeddings()
-        except AttributeError as error:
-            raise UserError(f"{location}: {shape.architecture} has no .layers and .norm as decoders have") from error
+        self._config = model.config.get_text_config(decoder=True)
+        if "past_key_values" not in inspect.signature(model.forward).parameters:
+            raise UserError(f"{location}: {shape.architecture} has no attention layer; such models are not supported")
+        if self._config.model_type in ("bloom", "mpt") or getattr(self._config, "alibi", False):
+            raise UserError(f"{location}: {shape.architecture} has position biases (ALiBi), which are not supported")
+        self._masks = mask_plan(self._config, location)
+        self._location = location
+        cache_layers(self._config, location)  # raises for layers that cannot drop tokens
         self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
-        self._caught: dict[int, Tensor] = {}
+        self._recorder = Recorder([])
+        self._caught: dict[int | str, Tensor] = {}
         self._catching = False
+        self._scale, self._cap = head_scaling(self._config)
+        self._head = model.get_output_embeddings()
+        ids = torch.arange(_TRIAL).clamp(max=shape.vocab_size - 1)[None]
+        try:
+            self._find_parts(ids, location)
+            whole = self.forward(ids, self.new_cache(1, _TRIAL), features=True)
+            in_pieces = self._run_in_pieces(ids)
+            if self._recorder.modules and whole.logits is not None and not _close(in_pieces, whole.logits):
+                self._recorder.continues = False
+                in_pieces = self._run_in_pieces(ids)
+            assert whole.logits is not None and whole.last is not None
+            recomputed = self.unembed(self.final_norm(whole.last))
+        except UserError:
+            raise
+        except Exception as error:  # sizes that do not match break each architecture in its own way
+            raise UserError(f"{location}: transformers cannot run it ({message_of(error)})") from error
+        if not bool(torch.isfinite(whole.logits).all()):
+            raise UserError(f"{location}: config.json and the weights give NaN or infinity instead of logits")
+        if not _close(recomputed, whole.logits):
+            raise UserError(
+                f"{location}: {shape.architecture} changes its logits after lm_head in a way that is not known here"
+            )
+        if not _close(in_pieces, whole.logits):
+            raise UserError(
+                f"{location}: {shape.architecture} gives other logits when tokens come in pieces and drafts are"
+                " dropped; its layers cannot verify draft tokens"
+            )
+
+    def _find_parts(self, ids: Tensor, location: str) -> None:
+        """Find the decoder layers, the final norm and the recurrent modules, and hook them."""
+        decoder = self.model.get_decoder()
+        layers = _layers_of(decoder, self.shape.num_layers)
+        if layers is None or self._head is None:
+            raise UserError(f"{location}: {self.shape.architecture} has no list of decoder layers or no lm_head")
+        norm = self._final_norm_of(decoder, layers, ids)
+        if norm is None:
+            raise UserError(f"{location}: {self.shape.architecture} has no norm between its last layer and lm_head")
+        self._norm, factor = norm
+        if factor != 1.0 and not getattr(self._config, "logits_scaling", None):
+            self._scale *= factor  # lm_head is linear: scaling what it reads scales the logits
         # A draft model may have too few layers for taps; it needs none.
-        self._taps = [tap - 1 for tap in shape.tap_layers] if shape.num_layers >= MIN_LAYERS else []
-        for index in sorted({*self._taps, shape.num_layers - 1}):
-            self._layers[index].register_forward_hook(self._catcher(index))
-        self._check_head(location)
+        self._taps = [tap - 1 for tap in self.shape.tap_layers] if self.shape.num_layers >= MIN_LAYERS else []
+        for index in self._taps:
+            layers[index].register_forward_hook(self._catcher(index))
+        self._norm.register_forward_pre_hook(self._norm_catcher())
+        empty = cache_layers(self._config, location)
+        if any(isinstance(layer, StateLayer) for layer in empty):
+            found = find_recurrent_modules(decoder, empty, lambda cache: self._run(ids, cache))
+            self._recorder = Recorder(found)
+
+    @torch.inference_mode()
+    def _run(self, ids: Tensor, cache: Any) -> Any:
+        return self.model(input_ids=ids.to(self.device), past_key_values=cache, use_cache=True)
+
+    def _final_norm_of(self, decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> tuple[nn.Module, float] | None:
+        """The module outside the layers whose output, times a factor, is what the head reads."""
+        outputs: list[tuple[nn.Module, Tensor]] = []
+        read: list[Tensor] = []
+        inside = {id(module) for module in layers.modules()}
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                outputs.append((module, output))
+
+        handles = [m.register_forward_hook(note) for m in decoder.modules() if id(m) not in inside and m is not decoder]
+        handles.append(self._head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])))
+        try:
+            self._run(ids, None)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for module, output in outputs:
+            if read and output.shape == read[0].shape:
+                if torch.equal(output.nan_to_num(), read[0].nan_to_num()):
+                    return module, 1.0
+                factor = float((output * read[0]).sum() / (output * output).sum())
+                if torch.allclose(output * factor, read[0], rtol=1e-3, atol=1e-3):
+                    return module, factor
+        return None
 
     def _catcher(self, index: int) -> Any:
         def catch(module: Any, inputs: Any, output: Any) -> None:
@@ -153,24 +139,29 @@ class TransformersTarget(AbstractTarget):
 
         return catch
 
-    def _check_head(self, location: str) -> None:
-        ids = torch.arange(4).clamp(max=self.shape.vocab_size - 1)[None]
-        try:
-            passed = self.forward(ids, self.new_cache(1, 4), features=True)
-            assert passed.logits is not None and passed.last is not None
-            recomputed = self.unembed(self.final_norm(passed.last))
-        except Exception as error:  # sizes that do not match break each architecture in its own way
-            raise UserError(f"{location}: transformers cannot run it ({message_of(error)})") from error
-        if not bool(torch.isfinite(passed.logits).all()):
-            raise UserError(f"{location}: config.json and the weights give NaN or infinity instead of logits")
-        if not torch.allclose(recomputed, passed.logits, rtol=1e-2, atol=1e-2):
-            raise UserError(
-                f"{location}: {self.shape.architecture} scales or caps its logits after lm_head; only plain heads work"
-            )
+    def _norm_catcher(self) -> Any:
+        def catch(module: Any, inputs: Any) -> None:
+            if self._catching:
+                self._caught["last"] = inputs[0]
+
+        return catch
+
+    def _run_in_pieces(self, ids: Tensor) -> Tensor:
+        """Logits [1, T, V] of the same tokens, run in pieces of two sequences with dropped tokens in between."""
+        cache = self.new_cache(2, 2 * _TRIAL)
+        wrong = ids.flip(1)
+        first = self.forward(torch.cat([ids[:, :3], wrong[:, :3]]), cache, num_valid=torch.tensor([3, 2])).logits
+        self.forward(wrong[:, :3].expand(2, -1), cache)
+        cache.truncate(torch.tensor([3, 4]))
+        second = self.forward(torch.cat([ids[:, 3:6], wrong[:, :3]]), cache, num_valid=torch.tensor([1, 3])).logits
+        third = self.forward(ids[:, 4:].expand(2, -1), cache).logits
+        assert first is not None and second is not None and third is not None
+        return torch.cat([first[:1], second[:1, :1], third[:1]], dim=1)
 
     def new_cache(self, batch_size: int, capacity: int) -> SlotCache:
         """As AbstractTarget, but memory grows with use; `capacity` is still enforced."""
-        return SlotCache(DynamicCache(config=self.model.config), batch_size, capacity, self._bytes_per_token)
+        layers = cache_layers(self._config, self._location)
+        return SlotCache(layers, batch_size, capacity, self._bytes_per_token, self._recorder)
 
     @torch.inference_mode()
     def forward(
@@ -189,31 +180,33 @@ class TransformersTarget(AbstractTarget):
         if num_valid is not None:
             valid = torch.arange(num_rows) < num_valid[:, None]
         assert int((cache.lengths + valid.sum(dim=1)).max()) <= cache.capacity, "the cache is full"
-        attendable = valid.clone()
-        # attention over nothing gives NaN, which would spread from its slot to every later row
-        attendable[:, 0] |= cache.lengths + valid.sum(dim=1) == 0
+        assert tree is None or cache.states is None, "recurrent layers verify chains only"
+        if cache.states is not None and not self._recorder.continues and num_rows > 1 and bool(cache.lengths.any()):
+            return self._forward_row_by_row(ids, cache, valid.sum(dim=1), logits, features)
         columns = cache.lengths[:, None] + (torch.arange(num_rows) if tree is None else tree.depths)
-        mask = torch.cat([cache.live, attendable], dim=1) if tree is None else self._tree_mask(cache, attendable, tree)
         last_row = (valid.sum(dim=1) - 1).clamp(min=0)
         keep: int | Tensor = 0
         if logits == "last":
             keep = last_row.unique().to(self.device)
         elif logits == "none":
             keep = torch.zeros(1, dtype=torch.int64, device=self.device)
+        if cache.states is not None:
+            cache.states.protect(num_rows)
         self._catching = True
         try:
-            output = self.model(
-                input_ids=ids.to(self.device),
-                attention_mask=None if tree is None and bool(mask.all()) else mask.to(self.device),
-                position_ids=columns.to(self.device),
-                past_key_values=cache.cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            )
+            with self._recorder.recording() as calls:
+                output = self.model(
+                    input_ids=ids.to(self.device),
+                    attention_mask=self._attention_mask(cache, valid, columns, tree),
+                    position_ids=torch.where(valid, columns, 0).to(self.device),
+                    past_key_values=cache.cache,
+                    use_cache=True,
+                    logits_to_keep=keep,
+                )
         finally:
             self._catching = False
-        caught, self._caught = self._caught, {}
-        cache.append(valid)
+            caught, self._caught = self._caught, {}
+        cache.append(valid, calls)
         scores = None if logits == "none" else output.logits.float()
         if logits == "last":
             assert scores is not None and isinstance(keep, Tensor)
@@ -221,19 +214,45 @@ class TransformersTarget(AbstractTarget):
             scores = scores[torch.arange(num_sequences, device=self.device), place].unsqueeze(1)
         if not features:
             return TargetPass(scores, None, None)
+        if any(caught[tap].shape != caught["last"].shape for tap in self._taps):
+            streams = list(caught[self._taps[0]].shape)
+            raise UserError(
+                f"{self._location}: its layers pass on several streams (shape {streams}): there are no auxiliary hidden"
+                " states to tap"
+            )
         taps = torch.cat([caught[tap] for tap in self._taps], dim=-1) if self._taps else None
-        return TargetPass(scores, taps, caught[self.shape.num_layers - 1])
+        return TargetPass(scores, taps, caught["last"])
 
-    def _tree_mask(self, cache: SlotCache, attendable: Tensor, tree: TreeRows) -> Tensor:
-        """Additive mask [B, 1, T, slots + T]: 0 at live slots and visible rows of this pass, else the lowest number.
+    def _forward_row_by_row(
+        self, ids: Tensor, cache: SlotCache, num_valid: Tensor, logits: Literal["all", "last", "none"], features: bool
+    ) -> TargetPass:
+        """As `forward`, for recurrent layers that continue from their states by one row only."""
+        passes = [
+            self.forward(ids[:, row : row + 1], cache, num_valid=(num_valid > row).long(), features=features)
+            for row in range(ids.shape[1])
+        ]
+        scores, taps, last = (
+            torch.cat([part for part in parts if part is not None], dim=1) if parts[0] is not None else None
+            for parts in zip(*passes, strict=True)
+        )
+        if logits == "none":
+            scores = None
+        elif logits == "last":
+            assert scores is not None
+            last_row = (num_valid - 1).clamp(min=0).to(self.device)
+            scores = scores[torch.arange(len(ids), device=self.device), last_row].unsqueeze(1)
+        return TargetPass(scores, taps, last)
 
-        It is finite, so that every attention implementation of transformers accepts it.
-        """
-        num_rows = tree.depths.shape[1]
+    def _attention_mask(self, cache: SlotCache, valid: Tensor, columns: Tensor, tree: TreeRows | None) -> Any:
+        """What the model takes as attention_mask for rows `valid` [B, T] at `columns` [B, T] of this pass."""
+        num_rows = valid.shape[1]
+        if self._masks.is_full and tree is None and bool(valid.all()) and bool(cache.live.all()):
+            return None  # all columns up to each row's own, which transformers' kernels know without a mask
         live = cache.live.unsqueeze(1).expand(-1, num_rows, -1)
-        visible = torch.cat([live, tree.visible & attendable.unsqueeze(1)], dim=2)
-        mask = torch.zeros(visible.shape, dtype=self.dtype).masked_fill_(~visible, torch.finfo(self.dtype).min)
-        return mask.unsqueeze(1)
+        among = torch.ones(num_rows, num_rows, dtype=torch.bool).tril() if tree is None else tree.visible
+        seen = torch.cat([live, among & valid.unsqueeze(1)], dim=2)
+        keys = torch.cat([cache.positions, columns], dim=1)
+        return self._masks.build(seen, columns, keys, self.dtype, self.device)
 
     def final_norm(self, last: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `last`."""
@@ -241,9 +260,35 @@ class TransformersTarget(AbstractTarget):
 
     def unembed(self, normed: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `normed`."""
-        return self._head(normed).float()
+        logits = self._head(normed).float() * self._scale
+        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     @property
     def embedding(self) -> Tensor:
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight
+
+
+_TRIAL = 9
+"""Tokens that a model is tried with when it is opened."""
+
+
+def head_scaling(config: Any) -> tuple[float, float]:
+    """What happens to logits after lm_head: (factor, soft cap); the cap is 0 for none.
+
+    Cohere multiplies by logit_scale, Granite divides by logits_scaling, Falcon-H1 multiplies by lm_head_multiplier;
+    Gemma and others cap: cap * tanh(logits / cap).
+    """
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)
+    return scale, float(getattr(config, "final_logit_softcapping", None) or 0.0)
+
+
+def _layers_of(decoder: nn.Module, num_layers: int) -> nn.ModuleList | None:
+    """The first list of as many modules as the model has layers."""
+    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
+    return next((found for found in lists if len(found) == num_layers), None)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= _TOLERANCE * other.abs().max().clamp(min=1))

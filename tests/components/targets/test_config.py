@@ -89,8 +89,6 @@ def broken_config(folder: Path) -> None:
         (changed_config(model_type="no_such_model"), "config.json cannot be used"),
         (changed_config(model_type="vit"), "not a causal LM"),
         (changed_config(num_hidden_layers=6, layer_types=["full_attention"] * 6, max_window_layers=6), "at least 7"),
-        (changed_config(layer_types=["sliding_attention"] * 8), "full attention"),
-        (changed_config(use_sliding_window=True, sliding_window=64, max_window_layers=2), "full attention"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

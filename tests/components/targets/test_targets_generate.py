@@ -112,13 +112,3 @@ def test_no_pass_is_spent_on_rows_that_have_ended(target: AbstractTarget, monkey
     continue_rows(target, [ContinuationRequest([5], limit) for limit in limits], batch_size=4, stop_at_eos=False)
     assert max(rows) <= 4 and rows[-30:] == [1] * 30
     assert sum(rows) < 40 * 4 / 2  # static batches would take 160 and more
-
-
-def test_a_cache_that_takes_no_others_is_filled_batch_by_batch(
-    target: AbstractTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    together = continue_rows(target, fresh(ASKS), batch_size=4)
-    monkeypatch.setattr(
-        type(target.new_cache(1, 1)), "takes_others", property(lambda self: False, lambda self, _: None)
-    )
-    assert continue_rows(target, fresh(ASKS), batch_size=4) == together
