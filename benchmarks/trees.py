@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
+from benchmarks.two_row import TwoRowMtp, decode_two_row
 from components.bench.acceptance.trees import tree_acceptance
 from components.bench.end_to_end.identity import IdentityChecker
 from components.bench.prompts import EncodedPrompt, fitting_prompts, open_drafter, spread
@@ -34,8 +35,8 @@ from components.decoding.batch import decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
 from components.decoding.tree_shapes import DynamicShape, StaticShape
-from components.decoding.two_row import decode_two_row
-from components.drafts.interface import TreeProposer, TwoRowProposer
+from components.drafts.interface import TreeProposer
+from components.drafts.methods.mtp import Mtp
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from storage.artifacts.store import Store
@@ -80,7 +81,7 @@ class Arm:
         """One generation."""
         tokens = options.tokens
         if self.two_row:
-            return decode_two_row(opened, drafter, prompt.ids, max_new_tokens=tokens, session=session)
+            return decode_two_row(opened, TwoRowMtp(drafter), prompt.ids, max_new_tokens=tokens, session=session)
         if not self.budget:
             return decode(opened, drafter, prompt.ids, max_new_tokens=tokens, depth=self.depth, session=session)
         shape = self.shape(options)
@@ -91,7 +92,7 @@ def plan_arms(drafter: Any, depths: list[int]) -> list[Arm]:
     """Plain, the chains and the trees."""
     reachable = [depth for depth in depths if 1 < depth <= drafter.num_steps]
     trees = [Arm(depth, depth + extra) for depth in reachable for extra in EXTRA_GUESSES]
-    two_row = [Arm(1, 0), Arm(1, 0, two_row=True)] if isinstance(drafter, TwoRowProposer) else []
+    two_row = [Arm(1, 0), Arm(1, 0, two_row=True)] if isinstance(drafter, Mtp) else []
     return [Arm(0, 0), *two_row, *(Arm(depth, 0) for depth in reachable), *trees]
 
 

@@ -151,23 +151,6 @@ class TreeProposer(Protocol):
 
 
 @runtime_checkable
-class TwoRowProposer(Protocol):
-    """A drafter that drafts one token after every new position, before verification of those positions (two_row.py)."""
-
-    method: ClassVar[str]
-    draft_ids: Tensor  # int64 [N], the target ids that the N logits stand for
-
-    def new_state(self, capacity: int) -> Any:
-        """State for one sequence of at most `capacity` tokens."""
-
-    def draft_logits_after_each(self, state: Any, committed: CommittedPositions) -> Tensor:
-        """Commit T positions and return the logits of the first draft token after each: [T, N]."""
-
-    def rollback(self, state: Any, count: int) -> None:
-        """Undo the last `count` positions of the latest `draft_logits_after_each`: they were rejected."""
-
-
-@runtime_checkable
 class BatchProposer(Protocol):
     """A drafter that proposes for many sequences at once; others are called once per sequence."""
 

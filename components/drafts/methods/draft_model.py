@@ -46,13 +46,14 @@ from components.drafts.interface import (
     StepLosses,
     UntrainedRecord,
 )
-from components.drafts.methods.training_time_test import attend, finish_block
+from components.drafts.methods.training_time_test import attend
 from components.drafts.network.layers import (
     BlockShape,
     CausalMask,
     LlamaLayer,
     RmsNorm,
     Rope,
+    finish_block,
     head_rows,
     initialise,
     shift_left,

@@ -52,6 +52,7 @@ from components.drafts.network.layers import (
     head_rows,
     initialise,
     norm_weight_of,
+    normed_state,
 )
 from components.drafts.network.training_linear import linear
 from components.drafts.settings import Eagle1Settings, HassSettings
@@ -133,8 +134,7 @@ class FeatureDraft(OneBlockDraft):
 
     def features(self, taps: Tensor, last: Tensor) -> Tensor:
         """f: the target's last-layer output after its final norm, [..., H] -> float32 [..., H]."""
-        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
-            return self.target.final_norm(last.to(self.target.dtype)).float()
+        return normed_state(self.target, last)
 
     def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """As OneBlockDraft: the embedding first, then the feature."""

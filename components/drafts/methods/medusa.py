@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
-from components.drafts.network.layers import head_rows
+from components.drafts.network.layers import head_rows, normed_state
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -101,11 +101,6 @@ class Medusa(DepthDraft[Decoder]):
         last = self.settings.num_layers
         return frozenset(f"medusa_head.{i}.{last}.weight" for i in range(self.settings.num_heads))
 
-    def initial_hidden(self, last: Tensor) -> Tensor:
-        """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
-        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
-            return self.target.final_norm(last.to(self.target.dtype)).float()
-
     def _head_layers(self, index: int) -> nn.ModuleList:
         """The layers of one head, in order."""
         parts = self.medusa_head[index]
@@ -128,7 +123,7 @@ class Medusa(DepthDraft[Decoder]):
         """The training graph, one head at a time."""
         self._decoder = None
         hidden, sequence = (
-            self.initial_hidden(batch.last),
+            normed_state(self.target, batch.last),
             torch.arange(len(batch.ids), device=batch.ids.device)[:, None],
         )
 
@@ -142,13 +137,13 @@ class Medusa(DepthDraft[Decoder]):
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """Logits [B, R, N] of heads 0, 1, ... at columns rows [B, R]; no head reads any token."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
-        hidden = self.initial_hidden(batch.last)[sequence, rows]
+        hidden = normed_state(self.target, batch.last)[sequence, rows]
         return [self.logits(i, hidden) for i in range(self.num_steps)]
 
     @torch.no_grad()
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
-        hidden = self.initial_hidden(last[: ids.numel() - 1])
+        hidden = normed_state(self.target, last[: ids.numel() - 1])
         draft_tokens = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
         return torch.stack(draft_tokens, 1)
 

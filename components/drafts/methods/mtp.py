@@ -15,31 +15,51 @@ attention and mixture-of-experts targets too; losses are soft (losses.py), weigh
 columns. While drafting here, the shared head is pruned to the draft vocabulary; training and an engine that loads the
 modules use all of it.
 
-Tensors are named as in DeepSeek-V3. Shapes: B sequences, T columns, A attention heads, D head size, H hidden size.
+Module j's columns are final once their tokens are committed ; the rest depend on draft tokens and are run again in the
+next round. For many sequences the new rows of all stand one after the other, ragged as they are: every linear
+layer reads its weights once, attention runs per sequence.
+
+Trees: module j runs over a tree of depth j - 1, because it depends on all draft tokens before it. After x_n, module j
+(from 1) has its columns t <= n - j committed; column n - j + m is fed the m-th draft token. In a tree that column
+exists once for every node of depth m: fed the node's token and h^{j-1} of the node's parent, whose column in module j -
+1 is the same one (for m = 1 that column is committed there). So the nodes of depth d are expanded by module d + 1 over
+all their ancestors and themselves, each seeing the committed columns and its own path.
+
+Proposals at every column at once equal `propose` at each of them, in a few batched passes. Module j at root t sees its
+columns up to t. Those up to t - j + 1 have committed tokens and are the same for all later roots, so one causal pass
+gives them. The j - 1 columns after those, t - j + 2 .. t, depend on the root's own draft tokens: row m of that window
+is fed draft token m (x_{t+2+m}), and h^{j-1} from module j-1's window, whose columns begin one later (the first one is
+committed there). Windows attend to the committed columns before them and, causally, to themselves.
+
+Tensors are named as in DeepSeek-V3. Shapes: T rows or columns, B sequences, S roots (= columns),
+w = j - 1 window rows, A heads, G key/value heads, g = A / G, D head size, H hidden size.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
-from components.drafts.methods.batched import BatchedDraft
-from components.drafts.methods.mtp_decoding import (
-    Decoder,
-    ModuleDecoder,
-    MtpBranches,
-    MtpState,
-    propose_at_every_position,
-    run_module,
+from components.drafts.interface import (
+    AbstractDraft,
+    Batch,
+    Branches,
+    CommittedPositions,
+    Proposal,
+    Sampling,
+    StepLosses,
 )
+from components.drafts.methods.batched import BatchedDraft
 from components.drafts.methods.mtp_native import MtpNative
-from components.drafts.network.cached_block import CachedBlock, TokenTable, linear_kernel
+from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, last_rows, linear_kernel
 from components.drafts.network.layers import (
     AttentionProjections,
     BlockShape,
@@ -47,17 +67,244 @@ from components.drafts.network.layers import (
     RmsNorm,
     Rope,
     SwiGlu,
-    attend_visible,
+    embedded,
+    finish_block,
     head_rows,
     initialise,
     norm_weight_of,
+    normed_state,
+    run_llama_block,
     shift_left,
 )
+from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
-from components.targets.forward.linear import lay_out
+from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
+
+
+class ModuleDecoder(NamedTuple):
+    """One module's weights, laid out for decoding."""
+
+    token_part: TokenTable  # the embedding half of eh_proj
+    hidden_part: Linear  # the hidden half of eh_proj, hnorm's weight folded in
+    qkv: Linear  # input_layernorm's weight folded in
+    block: CachedBlock
+    last_norm: Tensor  # shared_head.norm's weight times sqrt(H)
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The module's linear layers in the order they run."""
+        return [self.hidden_part, self.qkv, *self.block.linears]
+
+
+class Decoder(NamedTuple):
+    """All modules and the pruned head that they share."""
+
+    modules: list[ModuleDecoder]
+    head: Linear
+    dtype: torch.dtype
+
+
+@dataclass
+class MtpState:
+    """The state left by committed positions.
+
+    ids:         x_0 .. x_n; x_0 is never read.
+    num_columns: n.
+    committed:   for each module, how many of its columns are final in its cache.
+    waiting:     for each module j, the final rows h^{j-1} from column committed[j] on. A column waits until its token
+                 is committed and a proposal is deep enough to run its module.
+    """
+
+    ids: Tensor
+    caches: list[KvCache]
+    committed: list[int]
+    waiting: list[list[Tensor]]
+    num_columns: int = 0
+
+
+class PendingRows(NamedTuple):
+    """The columns of one module that are run in this round."""
+
+    start: int  # the first of them
+    hidden: Tensor  # [T, H]: h^{j-1}; waiting rows first, then those that depend on draft tokens
+    tokens: Tensor  # int64 [T]: x_{t+j}, committed ones first, then draft tokens
+
+
+def pending_rows(state: MtpState, index: int, draft_rows: list[Tensor], draft_tokens: Sequence[Tensor]) -> PendingRows:
+    """The rows that module j = index + 1 runs now, of one sequence.
+
+    draft_rows: at most one tensor, h^{j-1} after draft tokens. draft_tokens: those so far, int64 [1] each.
+    """
+    start, count = state.committed[index], state.num_columns
+    # Near the start, the first draft tokens lie before this module's first token.
+    unused = max(0, start + index - count)
+    tokens = torch.cat([state.ids[start + index + 1 : count + 1], *draft_tokens[unused:]])
+    return PendingRows(start, torch.cat(state.waiting[index] + draft_rows), tokens)
+
+
+def project_rows(module: ModuleDecoder, index: int, rows: Sequence[PendingRows]) -> Tensor:
+    """The block input of module j = index + 1 from tokens and states, sequence after sequence: [T, H]."""
+    alone = len(rows) == 1
+    token_rows = module.token_part(rows[0].tokens if alone else torch.cat([new.tokens for new in rows]))
+    if index == 0:
+        first = 0
+        for new in rows:
+            if new.start == 0:
+                token_rows[first] = 0.0  # the embedding at position 0 is zeroed, and enorm(0) = 0
+            first += new.tokens.shape[0]
+    hidden = rows[0].hidden if alone else torch.cat([new.hidden for new in rows])
+    return token_rows + module.hidden_part(module.block.norm(hidden))
+
+
+def finalize_committed(state: MtpState, index: int, new: PendingRows, out: Tensor | None) -> list[Tensor]:
+    """Record which rows of module j = index + 1 are final now; returns its output for those after draft tokens.
+
+    out: [T, H], its output for all rows; None after the last module, whose output is not needed.
+    """
+    num_final = max(0, state.num_columns - index) - new.start  # columns t <= n - j have their token x_{t+j}
+    num_waiting = sum(rows.shape[0] for rows in state.waiting[index])
+    state.waiting[index] = [new.hidden[num_final:num_waiting]] if num_final < num_waiting else []
+    state.committed[index] = new.start + num_final
+    if out is None:
+        return []
+    state.waiting[index + 1].append(out[:num_final])
+    return [out[num_final:]]
+
+
+def run_module(
+    decoder: Decoder,
+    states: Sequence[MtpState],
+    index: int,
+    draft_rows: Sequence[list[Tensor]],
+    sampler: DraftSampler,
+) -> list[list[Tensor]]:
+    """Run module j = index + 1 for B sequences over their columns that are not final, and draft one token for each.
+
+    draft_rows: for each sequence h^{j-1} of the columns that depend on draft tokens; returns the same for h^j.
+    """
+    module = decoder.modules[index]
+    norm, last_module = module.block.norm, index + 1 == len(decoder.modules)
+    each = zip(states, draft_rows, sampler.tokens_of_each(), strict=True)
+    rows = [pending_rows(state, index, own_rows, own_tokens) for state, own_rows, own_tokens in each]
+    starts, counts = [new.start for new in rows], [new.tokens.shape[0] for new in rows]
+    joined, caches = project_rows(module, index, rows), [state.caches[index] for state in states]
+    out = module.block.run_each(module.qkv(norm(joined)), joined, caches, starts, counts, last_only=last_module)
+    last = out if last_module else last_rows(out, counts)
+    # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
+    sampler.sample(decoder.head((last if sampler.greedy else norm(last)) * module.last_norm))
+    outs = [None] * len(rows) if last_module else out.split(counts)
+    return [
+        finalize_committed(state, index, new, output) for state, new, output in zip(states, rows, outs, strict=True)
+    ]
+
+
+@final
+class MtpBranches(Branches):
+    """See the module docstring."""
+
+    def __init__(self, decoder: Decoder, state: MtpState, num_roots: int = 1) -> None:
+        """Run module 1 over its waiting columns; `roots` [num_roots, N] are the logits after the last num_roots."""
+        self.decoder, self.state, self.device = decoder, state, state.ids.device
+        self.ancestry = Ancestry()
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
+        self.row_of: dict[int, int] = {-1: -1}  # node -> its row of `outputs`, of the module that ran last
+        self.outputs = torch.empty(0)  # [nodes, H]
+        self.roots = self._run_module(0, [], num_roots)
+        self.root = self.roots[-1]
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """As Branches; every parent must be of the level that was expanded last."""
+        first, depth = len(self.parents), self.ancestry.add(parents)
+        assert depth < len(self.decoder.modules), "no module drafts this deep"
+        self.parents += parents
+        self.tokens += tokens.tolist()
+        needed = functools.reduce(operator.or_, self.ancestry.sets[first:])
+        # Near the start of a text, a module's columns for the first draft tokens would lie before column 0.
+        least, depths = depth + 1 - self.state.num_columns, self.ancestry.depths
+        nodes = [node for node in range(len(self.parents)) if needed >> node & 1 and depths[node] >= least]
+        return self._run_module(depth, nodes, len(parents))
+
+    def _run_module(self, index: int, nodes: list[int], num_logits: int) -> Tensor:
+        """Run module j = index + 1 over its waiting columns and over `nodes`; logits of the last `num_logits` rows."""
+        state, module, norm = self.state, self.decoder.modules[index], self.decoder.modules[index].block.norm
+        is_last, start = index + 1 == len(self.decoder.modules), state.committed[index]
+        num_final = max(0, state.num_columns - index) - start
+        waiting = torch.cat(state.waiting[index])
+        qkv, residual = self._inputs(index, nodes, waiting, num_final)
+        num_rows = num_final + len(nodes)
+        state.caches[index] = module.block.with_room(state.caches[index], start + num_rows)
+        # The final columns are a chain; the first draft tokens follow its end.
+        row_of = {-1: num_final - 1} | {node: num_final + row for row, node in enumerate(nodes)}
+        parent_rows = [*range(-1, num_final - 1), *(row_of.get(self.parents[node], num_final - 1) for node in nodes)]
+        num_skipped = num_rows - num_logits if is_last else 0  # rows that need only keys and values
+        if parent_rows == list(range(-1, num_rows - 1)):
+            last_only = is_last and num_logits == 1
+            out = module.block.run(qkv, residual, state.caches[index], start, last_only)
+        else:
+            last_final = state.num_columns - 1 - index
+            positions = [*range(start, start + num_final), *(last_final + self.ancestry.depths[node] for node in nodes)]
+            visible = as_mask(ancestor_sets(parent_rows)[num_skipped:], num_rows)
+            out = module.block.run_branches(qkv, residual, state.caches[index], start, positions, visible)
+        state.waiting[index] = [waiting[num_final:]] if num_final < waiting.shape[0] else []
+        state.committed[index] = start + num_final
+        if not is_last:
+            state.waiting[index + 1].append(out[:num_final])
+            self.outputs = out[num_final:]
+            self.row_of = {-1: -1} | {node: row for row, node in enumerate(nodes)}
+        return self.decoder.head(norm(out[-num_logits:]) * module.last_norm)
+
+    def _inputs(self, index: int, nodes: list[int], waiting: Tensor, num_final: int) -> tuple[Tensor, Tensor]:
+        """(qkv, residual) of the final columns and of the nodes, for `CachedBlock.run`."""
+        state, module = self.state, self.decoder.modules[index]
+        start = state.committed[index]
+        tokens = state.ids[start + index + 1 : start + index + 1 + num_final]
+        hidden = waiting[:num_final]
+        if nodes:
+            tokens = torch.cat((tokens, torch.tensor([self.tokens[node] for node in nodes], device=self.device)))
+            # h^{j-1} of the parent; a first draft token reads the first column that is not committed.
+            rows = [self.row_of[self.parents[node]] for node in nodes]
+            indices = [*range(num_final), *(num_final if row < 0 else waiting.shape[0] + row for row in rows)]
+            hidden = torch.cat((waiting, self.outputs)).index_select(0, torch.tensor(indices, device=self.device))
+        joined = project_rows(module, index, [PendingRows(start, hidden, tokens)])
+        return module.qkv(module.block.norm(joined)), joined
+
+
+@final
+class SharedHead(nn.Module):
+    """The norm before the LM head; the head itself is the target's."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+
+
+@final
+class MtpModule(nn.Module):
+    """The tensors of one module, named as in DeepSeek-V3."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        hidden, eps = shape.hidden_size, shape.rms_norm_eps
+        self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
+        self.eh_proj = TrainingLinear(2 * hidden, hidden)
+        self.input_layernorm = RmsNorm(hidden, eps)
+        self.self_attn = AttentionProjections(shape, hidden)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)
+        self.mlp = SwiGlu(shape)
+        self.shared_head = SharedHead(shape)
+
+    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """Embedding first, then the hidden state: [B, T, H] each -> [B, T, H]."""
+        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1)).float()
+
+    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
+        """All columns at once, causal or masked by `visible`: [B, T, H] each -> [B, T, H]."""
+        return run_llama_block(self, self.join(embedded, hidden), rope, visible)
 
 
 @final
@@ -98,23 +345,16 @@ class Mtp(BatchedDraft[Decoder]):
         """Module 1, 2, ... in order."""
         return list(self.model.layers.values())  # type: ignore[operator]
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """The target's frozen embedding, [...] -> [..., H] float32."""
-        return F.embedding(ids, self.target.embedding).float()
-
     def initial_hidden(self, last: Tensor) -> Tensor:
-        """h^0 from the target's last-layer output: [..., H] -> [..., H]."""
-        if self.settings.first_hidden == "pre_norm":
-            return last
-        return self.target.final_norm(last.to(self.target.dtype))
+        """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
+        return last.float() if self.settings.first_hidden == "pre_norm" else normed_state(self.target, last)
 
-    def embedded(self, ids: Tensor, j: int, causal: CausalMask | None = None) -> Tensor:
+    def embedded(self, ids: Tensor, j: int, causal: CausalMask) -> Tensor:
         """Embeddings read by module j: e(x_{t+j}) for ids [B, T], zeroed at position 0 (module 1, column 0)."""
-        embedded = self.embed(shift_left(ids, j))
+        rows = embedded(self.target, shift_left(ids, j))
         if j == 1:
-            causal = CausalMask(ids.shape[1], ids.device) if causal is None else causal
-            embedded[causal.is_first(len(ids))] = 0.0
-        return embedded
+            rows[causal.is_first(len(ids))] = 0.0
+        return rows
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
@@ -128,16 +368,62 @@ class Mtp(BatchedDraft[Decoder]):
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
         causal = batch.causal
         rope, visible = Rope(self.shape, causal.positions), causal.visible
-        with torch.no_grad(), torch.autocast(batch.last.device.type, enabled=False):
-            hidden = self.initial_hidden(batch.last).float()
+        hidden = self.initial_hidden(batch.last)
         for j, module in enumerate(self.mtp_modules, start=1):
             hidden = module(self.embedded(batch.ids, j, causal), hidden, rope, visible)
             yield linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
 
     @torch.no_grad()
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
-        return propose_at_every_position(self, ids, last, depth)
+        """As AbstractDraft: int64 [T-1, min(depth, modules)]; see the module docstring."""
+        num_roots = ids.numel() - 1
+        columns = torch.arange(num_roots, device=ids.device)
+        rope, causal = Rope(self.shape, columns), CausalMask(ids.numel(), ids.device)
+        committed = self.initial_hidden(last[:num_roots])[None]  # h^{j-1} over committed tokens, [1, S, H]
+        window = committed.new_zeros(num_roots, 0, committed.shape[-1])  # h^{j-1} of module j-1's window
+        draft_tokens: list[Tensor] = []
+        for j, module in enumerate(self.mtp_modules[:depth], start=1):
+            embedded = self.embedded(ids[None], j, causal)[:, :num_roots]
+            joined = module.join(embedded, committed)
+            keys, values = module.self_attn.keys_values(module.input_layernorm(joined), rope)
+            previous, committed = committed, module(embedded, committed, rope)
+            if j == 1:
+                draft_tokens.append(self.draft_token(module, committed[0]))
+                continue
+            first_column = columns - (j - 2)
+            first_hidden = previous[0, first_column.clamp(min=0)].unsqueeze(
+                1
+            )  # the column that module j-1 has committed
+            window = torch.cat((first_hidden, window), 1)
+            window = self._window_pass(module, torch.stack(draft_tokens, 1), window, first_column, keys[0], values[0])
+            draft_tokens.append(self.draft_token(module, window[:, -1]))
+        return torch.stack(draft_tokens, 1)
+
+    def _window_pass(
+        self, module: MtpModule, tokens: Tensor, hidden: Tensor, first_column: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """One module over all windows: tokens [S, w], hidden [S, w, H], committed keys, values [G, S, D]: [S, w, H]."""
+        shape, width = self.shape, tokens.shape[1]
+        heads = (shape.num_key_value_heads, shape.group)
+        columns = first_column[:, None] + torch.arange(width, device=tokens.device)  # negative: no such column
+        rope = Rope(shape, columns.clamp(min=0))
+        joined = module.join(embedded(self.target, tokens), hidden)
+        normed = module.input_layernorm(joined)
+        queries = module.self_attn.queries(normed, rope).unflatten(1, heads) * shape.head_dim**-0.5  # [S, G, g, w, D]
+        window_keys, window_values = module.self_attn.keys_values(normed, rope)  # [S, G, w, D]
+
+        committed_columns = torch.arange(keys.shape[1], device=tokens.device)
+        scores = torch.einsum("sgawd,gtd->sgawt", queries, keys)
+        scores = scores.masked_fill((committed_columns >= first_column[:, None])[:, None, None, None], float("-inf"))
+        window_scores = torch.einsum("sgawd,sgvd->sgawv", queries, window_keys)
+        causal = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+        # A row always sees itself, so that rows before column 0, which are never read, stay finite.
+        visible = causal & ((columns >= 0)[:, None, :] | torch.eye(width, dtype=torch.bool, device=tokens.device))
+        window_scores = window_scores.masked_fill(~visible[:, None, None], float("-inf"))
+        weights = torch.cat((scores, window_scores), -1).softmax(-1)
+        mixed = torch.einsum("sgawt,gtd->sgawd", weights[..., : keys.shape[1]], values)
+        mixed = mixed + torch.einsum("sgawv,sgvd->sgawd", weights[..., keys.shape[1] :], window_values)
+        return finish_block(module, joined, mixed.flatten(1, 2))
 
     def draft_token(self, module: MtpModule, hidden: Tensor) -> Tensor:
         """Greedy draft tokens (target ids) from a module's output [..., H]."""
@@ -184,7 +470,7 @@ class Mtp(BatchedDraft[Decoder]):
         """As BatchProposer. Modules deeper than `depth` do not run; their inputs wait in the states."""
         decoder, sampler = self.prepared, self.sampler(sampling, rngs)
         for state, new in zip(states, committed, strict=True):
-            self._commit(state, new, decoder.dtype)
+            self.commit(state, new)
         draft_rows: list[list[Tensor]] = [[] for _ in states]
         for index in range(min(depth, self.max_depth)):
             draft_rows = run_module(decoder, states, index, draft_rows, sampler)
@@ -193,67 +479,12 @@ class Mtp(BatchedDraft[Decoder]):
     @torch.inference_mode()
     def begin(self, state: MtpState, committed: CommittedPositions, depth: int) -> MtpBranches:
         decoder = self.prepared
-        self._commit(state, committed, decoder.dtype)
-        return MtpBranches(self, decoder, state)
+        self.commit(state, committed)
+        return MtpBranches(decoder, state)
 
-    @torch.inference_mode()
-    def draft_logits_after_each(self, state: MtpState, committed: CommittedPositions) -> Tensor:
-        """As TwoRowProposer; only module 1 runs."""
-        decoder = self.prepared
-        self._commit(state, committed, decoder.dtype)
-        return MtpBranches(self, decoder, state, num_roots=committed.next_tokens.shape[0]).roots
-
-    def rollback(self, state: MtpState, count: int) -> None:
-        state.num_columns -= count
-        state.committed[0] -= count
-        if count and len(state.waiting) > 1:
-            state.waiting[1][-1] = state.waiting[1][-1][:-count]
-
-    def _commit(self, state: MtpState, committed: CommittedPositions, dtype: torch.dtype) -> None:
+    def commit(self, state: MtpState, committed: CommittedPositions) -> None:
         """Store newly committed positions; they wait for module 1."""
         start = state.num_columns
         state.num_columns = start + committed.next_tokens.shape[0]
         state.ids[start + 1 : state.num_columns + 1] = committed.next_tokens
-        state.waiting[0].append(self.initial_hidden(committed.last).to(dtype))
-
-
-@final
-class SharedHead(nn.Module):
-    """The norm before the LM head; the head itself is the target's."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__()
-        self.norm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
-
-
-@final
-class MtpModule(nn.Module):
-    """The tensors of one module, named as in DeepSeek-V3."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__()
-        hidden, eps = shape.hidden_size, shape.rms_norm_eps
-        self.enorm, self.hnorm = RmsNorm(hidden, eps), RmsNorm(hidden, eps)
-        self.eh_proj = TrainingLinear(2 * hidden, hidden)
-        self.input_layernorm = RmsNorm(hidden, eps)
-        self.self_attn = AttentionProjections(shape, hidden)
-        self.post_attention_layernorm = RmsNorm(hidden, eps)
-        self.mlp = SwiGlu(shape)
-        self.shared_head = SharedHead(shape)
-
-    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """Embedding first, then the hidden state: [B, T, H] each -> [B, T, H]."""
-        return self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1)).float()
-
-    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """The rest of the block after attention: residual [B, T, H], mixed [B, A, T, D]."""
-        hidden = residual + self.self_attn.output(mixed)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-    def forward(self, embedded: Tensor, hidden: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
-        """All columns at once, causal or masked by `visible`: [B, T, H] each -> [B, T, H]."""
-        joined = self.join(embedded, hidden)
-        normed = self.input_layernorm(joined)
-        keys, values = self.self_attn.keys_values(normed, rope)
-        mixed = attend_visible(self.self_attn.queries(normed, rope), keys, values, visible)
-        return self.finish(joined, mixed)
+        state.waiting[0].append(self.initial_hidden(committed.last).to(self.prepared.dtype))

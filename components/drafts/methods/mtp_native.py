@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
 from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_native_mtp
-from components.drafts.network.layers import CausalMask, head_rows, shift_left
+from components.drafts.network.layers import CausalMask, embedded, head_rows, normed_state, shift_left
 from components.drafts.network.sampling import DraftSampler
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
@@ -118,14 +118,11 @@ class MtpNative(AbstractDraft):
 
     def initial_hidden(self, last: Tensor) -> Tensor:
         """h from the target's last-layer output: [..., H] -> float32 [..., H]."""
-        with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
-            if self.settings.first_hidden == "pre_norm":
-                return last.float()
-            return self.target.final_norm(last.to(self.target.dtype)).float()
+        return last.float() if self.settings.first_hidden == "pre_norm" else normed_state(self.target, last)
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's frozen embedding, [...] -> [..., H] float32."""
-        return F.embedding(ids, self.target.embedding).float()
+        return embedded(self.target, ids)
 
     def zero_first_embedding(self, embedded: Tensor, is_first: Tensor | None = None) -> Tensor:
         """Zero the embedding at position 0 of [B, T, H], in place, where the checkpoint's layout does.

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from components.drafts.interface import Batch, Branches, CommittedPositions, Proposal, Sampling
 from components.drafts.methods.batched import BatchedDraft, merged
-from components.drafts.methods.training_time_test import BlockParts, Unrolled
+from components.drafts.methods.training_time_test import Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
-from components.drafts.network.layers import BlockShape, shift_left
+from components.drafts.network.layers import BlockParts, BlockShape, shift_left
 from components.drafts.network.sampling import Ancestry
 from components.drafts.settings import EagleBlock
 from components.targets.interface import AbstractTarget

@@ -38,9 +38,10 @@ from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.batched import DepthDraft, merged
 from components.drafts.methods.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.one_block import EXTRA_DEPTH
-from components.drafts.methods.training_time_test import BlockParts, attend, finish_block, select_rows
+from components.drafts.methods.training_time_test import attend, select_rows
 from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.network.layers import (
+    BlockParts,
     BlockShape,
     CausalMask,
     LlamaLayer,
@@ -48,6 +49,7 @@ from components.drafts.network.layers import (
     Rope,
     attend_visible,
     embedded,
+    finish_block,
     head_rows,
     initialise,
     norm_weight_of,

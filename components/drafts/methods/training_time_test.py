@@ -26,15 +26,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from components.drafts.network.layers import AttentionProjections, BlockShape, CausalMask, RmsNorm, Rope, SwiGlu
-
-
-class BlockParts(Protocol):
-    """The tensors shared by all such blocks; their input layers differ."""
-
-    self_attn: AttentionProjections
-    post_attention_layernorm: RmsNorm
-    mlp: SwiGlu
+from components.drafts.network.layers import BlockParts, BlockShape, CausalMask, Rope, finish_block
 
 
 class OneBlock(Protocol):
@@ -89,12 +81,6 @@ class Unrolled:
         self.hidden = draft.next_step_input(output)
         self.num_steps += 1
         return output
-
-
-def finish_block(block: BlockParts, residual: Tensor, mixed: Tensor) -> Tensor:
-    """The rest of the block after attention: residual [B, R, H], mixed [B, A, R, D] -> [B, R, H]."""
-    hidden = residual + block.self_attn.output(mixed)
-    return hidden + block.mlp(block.post_attention_layernorm(hidden))
 
 
 def attend(

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +153,33 @@ class SwiGlu(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class BlockParts(Protocol):
+    """The tensors shared by all decoder blocks; their input layers differ."""
+
+    self_attn: AttentionProjections
+    post_attention_layernorm: RmsNorm
+    mlp: SwiGlu
+
+
+class LlamaParts(BlockParts, Protocol):
+    """A block whose input has a norm of its own, as Llama's."""
+
+    input_layernorm: RmsNorm
+
+
+def finish_block(block: BlockParts, residual: Tensor, mixed: Tensor) -> Tensor:
+    """The rest of the block after attention: residual [B, R, H], mixed [B, A, R, D] -> [B, R, H]."""
+    hidden = residual + block.self_attn.output(mixed)
+    return hidden + block.mlp(block.post_attention_layernorm(hidden))
+
+
+def run_llama_block(block: LlamaParts, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
+    """All columns at once, causal or masked by `visible`: [B, T, H] -> [B, T, H]."""
+    normed = block.input_layernorm(x)
+    keys, values = block.self_attn.keys_values(normed, rope)
+    return finish_block(block, x, attend_visible(block.self_attn.queries(normed, rope), keys, values, visible))
+
+
 @final
 class LlamaLayer(nn.Module):
     """A Llama decoder layer with Llama's tensor names."""
@@ -165,12 +192,7 @@ class LlamaLayer(nn.Module):
         self.mlp = SwiGlu(shape)
 
     def forward(self, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
-        """All columns at once, causal or masked by `visible`: [B, T, H] -> [B, T, H]."""
-        normed = self.input_layernorm(x)
-        keys, values = self.self_attn.keys_values(normed, rope)
-        mixed = attend_visible(self.self_attn.queries(normed, rope), keys, values, visible)
-        hidden = x + self.self_attn.output(mixed)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return run_llama_block(self, x, rope, visible)
 
 
 @final
@@ -307,6 +329,12 @@ class CausalMask:
 def embedded(target: AbstractTarget, ids: Tensor) -> Tensor:
     """The target's frozen embedding of target ids: int64 [...] -> float32 [..., H]."""
     return F.embedding(ids, target.embedding).float()
+
+
+def normed_state(target: AbstractTarget, last: Tensor) -> Tensor:
+    """The target's last-layer output after its final norm, the input of its LM head: [..., H] -> float32 [..., H]."""
+    with torch.no_grad(), torch.autocast(last.device.type, enabled=False):
+        return target.final_norm(last.to(target.dtype)).float()
 
 
 @torch.no_grad()

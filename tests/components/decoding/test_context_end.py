@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from twin import ColumnTwin, Twin
 
+from benchmarks.two_row import decode_two_row
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape
-from components.decoding.two_row import decode_two_row
 from components.drafts.interface import Sampling
 from components.drafts.methods.lookahead import Lookahead
 from components.drafts.methods.ngram import Ngram

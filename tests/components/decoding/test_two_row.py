@@ -9,10 +9,10 @@ from chi_square import LEVEL, chi_square_p_value
 from torch import Tensor
 from twin import ColumnTwin
 
+from benchmarks.two_row import TwoRowMtp, decode_two_row
 from components.contract import UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.decoding.two_row import decode_two_row
 from components.drafts.interface import CommittedPositions, Sampling
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.ngram import Ngram
@@ -51,7 +51,8 @@ def test_it_is_a_chain_of_depth_one_in_the_same_rounds(target: AbstractTarget) -
     for drafter in (ColumnTwin(target), new_mtp(target), new_mtp(target, mtp_modules=1)):
         for prompt in PROMPTS:
             chain = decode(target, drafter, prompt, max_new_tokens=LENGTH, depth=1, ignore_eos=True)
-            run = decode_two_row(target, drafter, prompt, max_new_tokens=LENGTH, ignore_eos=True)
+            columns = TwoRowMtp(drafter) if isinstance(drafter, Mtp) else drafter
+            run = decode_two_row(target, columns, prompt, max_new_tokens=LENGTH, ignore_eos=True)
             assert (run.tokens, run.tokens_raw, run.rounds) == (chain.tokens, chain.tokens_raw, chain.rounds)
             assert run.tokens == decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens
             accepted += sum(r.accepted for r in run.rounds)
@@ -70,14 +71,15 @@ def test_columns_taken_back_leave_no_trace(target: AbstractTarget) -> None:
     out = target.forward(ids, target.new_cache(1, 24), logits="none", features=True)
     assert out.taps is not None and out.last is not None
     taps, last, draft = out.taps[0], out.last[0], new_mtp(target)
+    two_row = TwoRowMtp(draft)
 
     def columns(start: int, stop: int) -> CommittedPositions:
         return CommittedPositions(ids[0, start + 1 : stop + 1], taps[start:stop], last[start:stop])
 
     state, done = draft.new_state(40), 0
     for size, kept in ((5, 5), (2, 1), (2, 2), (2, 1), (2, 1), (1, 1), (2, 2)):
-        said = draft.draft_logits_after_each(state, columns(done, done + size))
-        draft.rollback(state, size - kept)
+        said = two_row.draft_logits_after_each(state, columns(done, done + size))
+        two_row.rollback(state, size - kept)
         assert said.shape == (size, 16)
         for row in range(size):
             fresh = draft.begin(draft.new_state(40), columns(0, done + row + 1), 1)
@@ -105,7 +107,7 @@ def test_sampled_rounds_keep_the_distribution(
 
         from components.decoding.verification import verify_sampled as verify
 
-        monkeypatch.setattr("components.decoding.two_row.verify_sampled", keeps_what_is_possible)
+        monkeypatch.setattr("benchmarks.two_row.verify_sampled", keeps_what_is_possible)
     hot, session = Sampling(temperature=1.0, top_k=3), Session(target)
     cells = exact_triples(target, PROMPTS[0], hot)
     drafter = CheapColumns(cells)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,9 +25,55 @@ from components.contract import UserError
 from components.decoding.chain import GREEDY, Decoded, RoundFacts, count_until_end
 from components.decoding.session import Session, draw, is_greedy
 from components.decoding.verification import verify_sampled
-from components.drafts.interface import CommittedPositions, Sampling, TwoRowProposer
+from components.drafts.interface import CommittedPositions, Sampling
+from components.drafts.methods.mtp import Mtp, MtpBranches, MtpState
 from components.drafts.network.sampling import probabilities
 from components.targets.interface import AbstractTarget, TargetPass
+
+
+@runtime_checkable
+class TwoRowProposer(Protocol):
+    """A drafter that drafts one token after every new position, before verification of those positions."""
+
+    method: ClassVar[str]
+    draft_ids: Tensor  # int64 [N], the target ids that the N logits stand for
+
+    def new_state(self, capacity: int) -> Any:
+        """State for one sequence of at most `capacity` tokens."""
+
+    def draft_logits_after_each(self, state: Any, committed: CommittedPositions) -> Tensor:
+        """Commit T positions and return the logits of the first draft token after each: [T, N]."""
+
+    def rollback(self, state: Any, count: int) -> None:
+        """Undo the last `count` positions of the latest `draft_logits_after_each`: they were rejected."""
+
+
+@final
+class TwoRowMtp:
+    """Module 1 of an Mtp as a TwoRowProposer."""
+
+    method: ClassVar[str] = "mtp"
+
+    def __init__(self, draft: Mtp) -> None:
+        self.draft, self.draft_ids = draft, draft.draft_ids
+
+    def new_state(self, capacity: int) -> MtpState:
+        """As TwoRowProposer."""
+        state: MtpState = self.draft.new_state(capacity)
+        return state
+
+    @torch.inference_mode()
+    def draft_logits_after_each(self, state: MtpState, committed: CommittedPositions) -> Tensor:
+        """As TwoRowProposer."""
+        self.draft.commit(state, committed)
+        return MtpBranches(self.draft.prepared, state, num_roots=committed.next_tokens.shape[0]).roots
+
+    def rollback(self, state: MtpState, count: int) -> None:
+        """As TwoRowProposer."""
+        state.num_columns -= count
+        state.committed[0] -= count
+        if count and len(state.waiting) > 1:
+            state.waiting[1][-1] = state.waiting[1][-1][:-count]
 
 
 def decode_two_row(
