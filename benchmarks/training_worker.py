@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.eagle3_sample import read_sample
-from components.drafts.training.optimizer import Optimizer
+from components.drafts.training.loop import Optimizer
 
 
 def main() -> None:

@@ -22,9 +22,8 @@ from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts.interface import AbstractDraft, CommittedPositions, Sampling
-from components.drafts.methods.graphed_chain import GraphedChain
 from components.drafts.methods.ngram import Ngram
-from components.drafts.methods.one_block import OneBlockDraft
+from components.drafts.methods.one_block import GraphedChain, OneBlockDraft
 from components.drafts.storage.files import build_draft
 from components.machine import describe_machine
 from components.targets.forward.cuda_graphs import GraphedTarget

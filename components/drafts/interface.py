@@ -215,7 +215,7 @@ class AbstractDraft(nn.Module, ABC):
 
     @property
     def token_tables(self) -> frozenset[str]:
-        """Names of parameters with one row per token (LM heads, embeddings), not trained by Muon (optimizer.py)."""
+        """Names of parameters with one row per token (LM heads, embeddings), not trained by Muon (loop.py)."""
         return frozenset({"lm_head.weight"})
 
     def scale_to_target_features(self, taps: Tensor) -> None:

@@ -43,9 +43,8 @@ from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, decode
 from components.decoding.session import Session
 from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import Drafter, Proposer
-from components.drafts.methods.graphed_chain import GraphedChain
 from components.drafts.methods.ngram import Ngram
-from components.drafts.methods.one_block import OneBlockDraft
+from components.drafts.methods.one_block import GraphedChain, OneBlockDraft
 from components.outside_json import JsonObject
 from components.targets.forward.cuda_graphs import GraphedTarget
 from components.targets.forward.llama import FastTarget

@@ -13,6 +13,15 @@ Exact resume: everything the next optimiser step depends on is in one safetensor
 the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own metadata, so a
 single rename publishes all of it. The best weights so far lie beside it in a file named by their step. Batches follow
 from the seed and the step (batches.py), so no generator needs saving.
+
+The optimiser is Muon for the matrices inside a drafter and AdamW for the rest. Muon (Jordan et al. 2024;
+`torch.optim.Muon`) replaces a matrix's momentum by the nearest orthogonal matrix, so that all directions of it learn at
+one pace. A drafter has minutes to learn, and in as many steps Muon takes it much further than AdamW does (built-in
+target, 300 steps, one seed: held-out AL of mtp 2.38 against 2.09), for up to a fifth more time a step. The LM head is a
+table of tokens, not a map between hidden states, and norms are vectors: both stay with AdamW.
+
+A parameter may ask for its own scale of the learning rate (`AbstractDraft.lr_scales`): a weight that multiplies inputs
+of size s is 1 / s as large as others, and its steps must be as well. Gradients are clipped in the same scale.
 """
 
 from __future__ import annotations
@@ -20,7 +29,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,12 +44,13 @@ from components.data.features.format import Example, FeatureSource
 from components.drafts.interface import AbstractDraft, StepLosses
 from components.drafts.network.layers import reachable
 from components.drafts.training.batches import BatchOrder
-from components.drafts.training.optimizer import Optimizer, OptimizerName
 from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
 from components.tensor_files import read_tensors
 
 Precision = Literal["auto", "float32", "bfloat16"]
+OptimizerName = Literal["muon", "adamw"]
+BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
 FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
 
 
@@ -77,6 +87,70 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
     capabilities = torch.cpu.get_capabilities()
     native = bool(capabilities.get("avx512_bf16")) or bool(capabilities.get("amx_bf16"))
     return torch.bfloat16 if native else torch.float32
+
+
+class Optimizer:
+    """Steps of a drafter's parameters. `peak_lr` is AdamW's; Muon's is `muon_lr_scale` times that."""
+
+    def __init__(self, draft: AbstractDraft, name: OptimizerName, weight_decay: float, muon_lr_scale: float) -> None:
+        self._scales = {p: draft.lr_scales.get(n, 1.0) for n, p in draft.named_parameters()}
+        self._parameters = list(self._scales)
+        matrices = [
+            p for n, p in draft.named_parameters() if name == "muon" and p.ndim == 2 and n not in draft.token_tables
+        ]
+        inside = set(matrices)
+        others = [p for p in self._parameters if p not in inside]
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            groups = self._groups(matrices, weight_decay, muon_lr_scale)
+            self._parts.append(torch.optim.Muon(groups, weight_decay=weight_decay))
+        if others:
+            groups = self._groups(others, weight_decay, 1.0)
+            # One pass over weights, gradients and moments; written as a list of operations it takes a dozen.
+            self._parts.append(torch.optim.AdamW(groups, betas=BETAS, fused=True))
+
+    def _groups(self, parameters: list[nn.Parameter], weight_decay: float, times: float) -> list[dict[str, object]]:
+        """Parameters of one learning rate and one decay together; vectors (norm weights) do not decay."""
+        kinds: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for parameter in parameters:
+            kinds.setdefault((self._scales[parameter], parameter.ndim > 1), []).append(parameter)
+        return [
+            {"params": members, "weight_decay": weight_decay if decays else 0.0, "lr_share": scale * times}
+            for (scale, decays), members in kinds.items()
+        ]
+
+    def update(self, loss: Tensor, learning_rate: float, clip_norm: float) -> float:
+        """One step down the gradient of `loss`; returns the gradient's norm before clipping, in the learning scale."""
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate * group["lr_share"]
+            part.zero_grad(set_to_none=True)
+        loss.backward()
+        norms = [p.grad.norm() * self._scales[p] for p in self._parameters if p.grad is not None]
+        norm = torch.stack(norms).norm()
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, clip_norm, norm)
+        for part in self._parts:
+            part.step()
+        return float(norm)
+
+    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """The optimiser state of a parameter, without the step count."""
+        for part in self._parts:
+            if parameter in part.state:
+                return {name: value for name, value in part.state[parameter].items() if name != "step"}
+        return {}
+
+    def restore(self, parameter: nn.Parameter, moments: dict[str, Tensor], step: int) -> None:
+        """Restore what `moments` returned after `step` steps."""
+        part = next(p for p in self._parts if any(parameter is member for member in _members(p)))
+        state = {name: value.to(parameter.device) for name, value in moments.items()}
+        if isinstance(part, torch.optim.AdamW):
+            state["step"] = torch.tensor(float(step), device=parameter.device)
+        part.state[parameter] = state
+
+
+def _members(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
+    return (parameter for group in part.param_groups for parameter in group["params"])
 
 
 def train(

@@ -35,7 +35,7 @@ from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
 from components.drafts.settings import settings_class
 from components.drafts.storage.files import build_draft, open_draft, read_draft, save_draft, save_untrained
-from components.drafts.training.optimizer import Optimizer
+from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format

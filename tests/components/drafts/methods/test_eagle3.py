@@ -143,3 +143,18 @@ def test_positions_the_teacher_puts_outside_the_draft_vocabulary_are_counted_but
         int(result.num_reachable[0]) == 2 * 17
     )  # roots with x_{t+1} and x_{t+2} in the answer of tokens 6..23: t = 5..21
     assert int(result.accepted[0]) == int((best[:, 6:23] == 9).sum())
+
+
+def test_fused_features_start_at_size_one_whatever_the_taps_measure(
+    tiny_target: Callable[[str], AbstractTarget],
+) -> None:
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, "eagle3", spread=False), batch_of(target)
+    assert isinstance(draft, Eagle3)
+    hidden = target.shape.hidden_size
+    taps = batch.taps * torch.tensor([3.0, 40.0, 500.0]).repeat_interleave(hidden)
+    draft.scale_to_target_features(taps.flatten(0, 1))
+    with torch.no_grad():
+        size = draft.fc(taps).square().mean().sqrt()
+    assert 0.7 < float(size) < 1.4
+    assert set(draft.lr_scales) == {"fc.weight"}

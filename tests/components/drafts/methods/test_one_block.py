@@ -11,8 +11,7 @@ from tiny_drafts import batch_of, new_draft
 
 from components.decoding.chain import decode
 from components.drafts.interface import CommittedPositions, Sampling
-from components.drafts.methods.graphed_chain import GraphedChain
-from components.drafts.methods.one_block import OneBlockDraft
+from components.drafts.methods.one_block import GraphedChain, OneBlockDraft
 from components.targets.interface import AbstractTarget
 
 DEVICE = os.environ.get("DRAFTSMITH_TEST_DEVICE", "cpu")

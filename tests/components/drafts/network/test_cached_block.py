@@ -1,0 +1,104 @@
+"""However the rows of a block arrive, its cached form gives what the layer gives that is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from components.drafts.network.cached_block import FEW_ROWS, CachedBlock, TokenTable, linear_kernel
+from components.drafts.network.layers import BlockShape, LlamaLayer, RmsNorm, Rope
+from components.targets.forward.linear import Linear
+
+SHAPE = BlockShape(32, 48, 4, 2, 8, 1e-6, 10000.0)
+LENGTH = 40
+
+
+class Block:
+    """A layer of random weights, its rows and the output of the trained form."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        layer = LlamaLayer(SHAPE)
+        for weight in layer.parameters():
+            torch.nn.init.normal_(weight, 0.0 if weight.ndim > 1 else 1.0, 0.2, generator=generator)
+        self.rows = torch.randn(LENGTH, 32, generator=generator)
+        self.expected = layer(self.rows[None], Rope(SHAPE, torch.arange(LENGTH)))[0].detach()
+        self.cached = CachedBlock(SHAPE, layer.self_attn, layer.post_attention_layernorm, layer.mlp, torch.float32)
+        self.projection: Linear = linear_kernel(self.cached.norm.folded(self.cached.qkv_weight, layer.input_layernorm))
+
+    def qkv(self, rows: Tensor) -> Tensor:
+        return self.projection(self.cached.norm(rows))
+
+
+@pytest.fixture
+def block() -> Block:
+    return Block()
+
+
+@pytest.mark.parametrize("sizes", [[LENGTH], [1] * LENGTH, [7, 1, FEW_ROWS + 1, 3, 12]])
+@torch.no_grad()
+def test_rows_in_pieces(block: Block, sizes: list[int]) -> None:
+    all_rows, last_rows, start = block.cached.new_cache(LENGTH), block.cached.new_cache(LENGTH), 0
+    for size in sizes:
+        rows, expected = block.rows[start : start + size], block.expected[start : start + size]
+        found = block.cached.run(block.qkv(rows), rows, all_rows, start, last_only=False)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        found = block.cached.run(block.qkv(rows), rows, last_rows, start, last_only=True)
+        torch.testing.assert_close(found, expected[-1:], atol=1e-4, rtol=1e-4)
+        start += size
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+@torch.no_grad()
+def test_ragged_rows_of_many_sequences(block: Block, last_only: bool) -> None:
+    caches = [block.cached.new_cache(LENGTH) for _ in range(3)]
+    starts = [0, 0, 0]
+    for counts in ([5, 1, 20], [1, 1, 1], [4, 18, 2]):
+        picked = [torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        rows = block.rows[torch.cat(picked)]
+        found = block.cached.run_each(block.qkv(rows), rows, caches, starts, counts, last_only)
+        wanted = torch.cat([places[-1:] if last_only else places for places in picked])
+        torch.testing.assert_close(found, block.expected[wanted], atol=1e-4, rtol=1e-4)
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+
+
+@torch.no_grad()
+def test_rows_by_indices_on_the_device_over_a_longer_window(block: Block) -> None:
+    cache, columns = block.cached.new_cache(LENGTH), torch.arange(30)
+    for part in columns.split(6):
+        found = block.cached.run_at(block.qkv(block.rows[part]), block.rows[part], cache, part, window=36)
+        torch.testing.assert_close(found, block.expected[part], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_two_branches_of_a_tree_are_two_continuations(block: Block) -> None:
+    """After ten columns row 0 and row 1 are siblings, row 2 a child of row 0; row 0 and row 2 are columns 10 and 11."""
+    cache, other = block.cached.new_cache(LENGTH), block.rows[33:34]
+    block.cached.run(block.qkv(block.rows[:10]), block.rows[:10], cache, 0, last_only=True)
+    rows = torch.cat((block.rows[10:11], other, block.rows[11:12]))
+    visible = torch.tensor([[True, False, False], [False, True, False], [True, False, True]])
+    found = block.cached.run_branches(block.qkv(rows), rows, cache.clone(), 10, [10, 10, 11], visible)
+    sibling = block.cached.run(block.qkv(other), other, cache.clone(), 10, last_only=True)
+    torch.testing.assert_close(
+        found, torch.cat((block.expected[10:11], sibling, block.expected[11:12])), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_cache_grows_without_losing_a_row(block: Block) -> None:
+    cache = block.cached.new_cache(4).normal_()
+    larger = block.cached.with_room(cache, 9)
+    assert larger.shape[1] >= 9 and torch.equal(larger[:, :4], cache)
+    assert block.cached.with_room(larger, 9) is larger
+
+
+def test_a_table_of_tokens_is_the_layer_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding, weight, bias, ids = torch.randn(9, 6), torch.randn(4, 6), torch.randn(4), torch.tensor([3, 0, 8])
+    norm = RmsNorm(6, 1e-6)
+    expected = torch.nn.functional.linear(norm(embedding[ids]), weight, bias)
+    tabulated = TokenTable(embedding, norm, weight, torch.float32, bias)
+    monkeypatch.setattr("components.drafts.network.cached_block.TABLE_LIMIT_BYTES", 1)
+    computed = TokenTable(embedding, norm, weight, torch.float32, bias)
+    assert tabulated.table is not None and computed.table is None
+    for way in (tabulated, computed):
+        torch.testing.assert_close(way(ids), expected)
