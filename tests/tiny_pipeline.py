@@ -10,60 +10,46 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline_builder import Pipeline, step
 from tiny_targets import Family, make_tiny_target
+from usual_pipeline import usual
 
 DRAFTSMITH = str(Path(sys.executable).with_name("draftsmith"))
 NUM_STEPS = 15
 KILLED = -signal.SIGKILL
 
-PIPELINE = """
-pipelines:
-  tiny:
-    about: The main job at tiny size.
-    steps:
-      target:   {{uses: targets.load_target, with: {{model: "{model}"}}}}
-      prompts:
-        uses: data.collect_prompts
-        with: {{source: python-stdlib, num_train: 24, num_validation: 6, num_test: 4, num_warm_up: 2}}
-      answers:
-        uses: data.write_answers
-        in: {{target: target, prompts: prompts}}
-        with: {{max_new_tokens: 24, batch_size: 8, shard_size: 8}}
-      features: {{uses: data.record_features, in: {{target: target, answers: answers}}}}
-      draft:
-        uses: drafts.train_draft
-        in: {{target: target, features: features}}
-        matrix: {{method: [eagle3, mtp]}}
-        with: {{method: "${{matrix.method}}", num_steps: 12, draft_vocab_size: 128}}
-      acceptance:
-        uses: bench.measure_acceptance
-        in: {{target: target, draft: draft, prompts: prompts}}
-        with: {{max_new_tokens: 16}}
-      tuning:   {{uses: bench.autotune, in: {{target: target, prompts: prompts, drafts: draft}}, with: {{seconds: 0}}}}
-      step_cost:
-        uses: bench.measure_step_cost
-        in: {{target: target, drafts: draft, prompts: prompts, tuning: tuning}}
-        with: {{tokens_per_block: 16, seconds: 1, num_processes: 1}}
-      depth:    {{uses: speedup.choose_depth, in: {{acceptance: acceptance, cost: step_cost}}}}
-      end_to_end:
-        uses: bench.compare_end_to_end
-        in: {{target: target, drafts: draft, prompts: prompts, policy: depth, tuning: tuning}}
-        with: {{max_new_tokens: 16, num_prompts: 4, seconds: 3, num_processes: 2}}
-      verdict:  {{uses: speedup.confirm_depth, in: {{policy: depth, end_to_end: end_to_end}}}}
-      release:
-        uses: publish.export_release
-        in: {{target: target, drafts: draft, policy: verdict, acceptance: acceptance, end_to_end: end_to_end}}
-      report:
-        uses: report.write_page
-        in: {{policy: verdict, acceptance: acceptance, cost: step_cost, end_to_end: end_to_end, release: release}}
-"""
+
+def main_job(model: Path) -> Pipeline:
+    """The main job at tiny size, over the target at `model`."""
+    drafts = {"target": "target", "drafts": "draft", "prompts": "prompts"}
+    decided: list[Any] = ["acceptance", "end_to_end", {"policy": "verdict"}]
+    blocks = {"tokens_per_block": 16, "seconds": 1, "num_processes": 1}
+    timed = {"max_new_tokens": 16, "num_prompts": 4, "seconds": 3, "num_processes": 2}
+    return (
+        usual("tiny", model, to="acceptance")
+        .with_keys(about="The main job at tiny size.")
+        .with_setting("prompts", num_train=24, num_validation=6, num_test=4, num_warm_up=2)
+        .with_setting("answers", max_new_tokens=24, batch_size=8, shard_size=8)
+        .with_step_keys("draft", {"matrix": {"method": ["eagle3", "mtp"]}})
+        .with_setting("draft", method="${matrix.method}", num_steps=12, draft_vocab_size=128)
+        .with_setting("acceptance", max_new_tokens=16)
+        .with_steps(
+            tuning=step("bench.autotune", drafts, seconds=0),
+            step_cost=step("bench.measure_step_cost", "tuning", drafts, **blocks),
+            depth=step("speedup.choose_depth", "acceptance", {"cost": "step_cost"}),
+            end_to_end=step("bench.compare_end_to_end", "tuning", drafts, {"policy": "depth"}, **timed),
+            verdict=step("speedup.confirm_depth", "end_to_end", {"policy": "depth"}),
+            release=step("publish.export_release", *decided, "target", {"drafts": "draft"}),
+            report=step("report.write_page", *decided, "release", {"cost": "step_cost"}),
+        )
+    )
 
 
 def write_pipeline(family: Family, folder: Path) -> Path:
     """Make a tiny target of `family` and the pipelines.yaml over it; returns the file."""
     model = make_tiny_target(family, folder / "model")
     file = folder / "pipelines.yaml"
-    file.write_text(PIPELINE.format(model=model), encoding="utf-8")
+    file.write_text(main_job(model).text, encoding="utf-8")
     return file
 
 

@@ -28,7 +28,7 @@ def stage() -> Iterator[Path]:
     folder.chmod(0o755)
     (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
-    (folder / "pipelines.yaml").write_text(GARDEN)
+    (folder / "pipelines.yaml").write_text(GARDEN.text)
     done = run_garden(folder)
     assert done.returncode == 0, done.stderr
     yield folder

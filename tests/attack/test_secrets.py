@@ -44,7 +44,7 @@ COMMANDS = (
 
 @pytest.mark.parametrize("reachable", [False, True], ids=["servers that nobody serves", "servers of our own"])
 def test_no_secret_is_shown_or_kept(tmp_path: Path, reachable: bool) -> None:
-    (tmp_path / "pipelines.yaml").write_text(GARDEN)
+    (tmp_path / "pipelines.yaml").write_text(GARDEN.text)
     environment = {
         **os.environ,
         "DRAFTSMITH_HOME": str(tmp_path / "home"),

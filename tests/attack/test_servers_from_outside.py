@@ -149,7 +149,7 @@ def test_the_server_of_a_single_run_is_as_closed(tmp_path: Path) -> None:
     from toy_garden import COMMAND_LINE, GARDEN, ROOT
 
     file = tmp_path / "pipelines.yaml"
-    file.write_text(GARDEN)
+    file.write_text(GARDEN.text)
     environment = {**os.environ, "DRAFTSMITH_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests' / 'flows'}"
     command = [sys.executable, "-c", COMMAND_LINE, "run", "garden", "-f", str(file), "-p", "pause=3", "-p", "steps=100"]

@@ -12,25 +12,12 @@ from typing import Any
 import pytest
 from tiny_pipeline import DRAFTSMITH, environment
 from tiny_targets import make_tiny_target
+from usual_pipeline import usual
 
 from storage.artifacts.records import SECRET_VARIABLE, with_digest
 from storage.artifacts.remote import VARIABLE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
-PIPELINE = """
-pipelines:
-  answers:
-    about: What a colleague's run begins with.
-    steps:
-      target:   {{uses: targets.load_target, with: {{model: "{model}"}}}}
-      prompts:
-        uses: data.collect_prompts
-        with: {{source: python-stdlib, num_train: 8, num_test: 4}}
-      answers:
-        uses: data.write_answers
-        in: {{target: target, prompts: prompts}}
-        with: {{max_new_tokens: {num_tokens}, batch_size: 4, shard_size: 4}}
-"""
 CODE = """
 from pathlib import Path
 from transformers import LlamaConfig
@@ -51,7 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, model: Path, who: str, num_tokens: int, secret: str = "") -> subprocess.CompletedProcess[str]:
     """The pipeline on a home of its own, with the store that the team shares."""
     file = folder / f"{who}.yaml"
-    file.write_text(PIPELINE.format(model=model, num_tokens=num_tokens))
+    small = usual("answers", model, to="answers").with_setting("prompts", num_train=8, num_test=4)
+    file.write_text(small.with_setting("answers", max_new_tokens=num_tokens, batch_size=4, shard_size=4).text)
     given = environment(folder / who / "home") | {VARIABLE: f"file://{folder}/team", SECRET_VARIABLE: secret}
     given["HF_MODULES_CACHE"] = str(folder / "modules")
     command = [DRAFTSMITH, "run", "answers", "--direct", "-f", str(file)]

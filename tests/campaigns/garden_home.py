@@ -21,7 +21,7 @@ def write_garden(folder: Path) -> Path:
     """The pipeline's file, in a folder that is made when it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "pipelines.yaml"
-    file.write_text(GARDEN, encoding="utf-8")
+    file.write_text(GARDEN.text, encoding="utf-8")
     return file
 
 

@@ -52,7 +52,7 @@ OF_THE_TOYS = (
 def campaign(folder: Path, number: int, seed: int, runs: int) -> dict[str, Any]:
     """Mutants 0 to `number`, and a run of the first `runs` different ones of the toy pipeline that can be run."""
     started = time.monotonic()
-    bases = {"garden": GARDEN, "own": (ROOT / "pipelines.yaml").read_text(encoding="utf-8")}
+    bases = {"garden": GARDEN.text, "own": (ROOT / "pipelines.yaml").read_text(encoding="utf-8")}
     told = judged(folder, range(number), seed, bases)
     checked_s = time.monotonic() - started
     faults = [f"{row['number']} ({row['what']}): {row['fault']}" for row in told if row["fault"]]

@@ -97,7 +97,7 @@ def make_base(folder: Path) -> Base:
     """A run of toys, timed requests (measured again, merged and not), two releases of which one is the champion, a note
     of a move, and what the servers leave."""
     home, pipelines = folder / "base" / "home", folder / "pipelines.yaml"
-    pipelines.write_text(GARDEN, encoding="utf-8")
+    pipelines.write_text(GARDEN.text, encoding="utf-8")
     home.mkdir(parents=True)
     must(command("run", "garden", "--direct", home=home, pipelines=pipelines))
     shutil.copy(home / "mlflow" / "mlflow.db", folder / "base" / "older.db")

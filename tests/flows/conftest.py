@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pipeline_builder import Pipeline
 from prefect_server import prefect_server
 from toy_garden import GARDEN, PACKAGES, ROOT
 
@@ -63,15 +64,15 @@ def pipelines(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.fixture
 def file(pipelines: Callable[[str], Path]) -> Path:
     """The garden in a pipelines.yaml."""
-    return pipelines(GARDEN)
+    return pipelines(GARDEN.text)
 
 
 @pytest.fixture
 def plan_of(store: Store, pipelines: Callable[[str], Path]) -> Callable[..., Plan]:
-    """Plans the only pipeline of a text."""
+    """Plans a pipeline, or the first of a text."""
 
-    def plan(text: str = GARDEN, params: dict[str, object] | None = None, **options: object) -> Plan:
-        spec = load_spec(pipelines(text))
+    def plan(said: Pipeline | str = GARDEN, params: dict[str, object] | None = None, **options: object) -> Plan:
+        spec = load_spec(pipelines(said.text if isinstance(said, Pipeline) else said))
         name = next(iter(spec.pipelines))
         return make_plan(spec, name, params, store=store, device="cpu", packages=PACKAGES, **options)  # type: ignore[arg-type]
 

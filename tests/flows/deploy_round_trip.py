@@ -6,37 +6,38 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+from pipeline_builder import pipeline, step, written  # noqa: E402
 
 from components.contract import UserError  # noqa: E402
 from flows.orchestration.environment import prepare  # noqa: E402
 
-FIRST = """
-pipelines:
-  toys:
-    about: Toys that grow.
-    params:
-      num_rows: {type: int, default: 10, min: 1, max: 50, about: Rows to plant.}
-      source: {type: enum, default: seed, choices: [seed, cutting]}
-    schedules:
-      - {slug: nightly, cron: "0 2 * * *", params: {num_rows: 20}}
-      - {slug: weekly, cron: "0 3 * * 0", timezone: Europe/Berlin}
-    overlap: wait
-    steps: {soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}}
-  follower:
-    triggers: [{after: toys}, {file: "in/*.txt"}]
-    steps: {soil: {uses: toys.plant}}
-  leaver:
-    schedules: [{slug: daily, cron: "0 1 * * *"}]
-    steps: {soil: {uses: toys.plant}}
-"""
-
-
-def second(text: str) -> str:
-    """One schedule and one pipeline gone, one schedule and one form changed, a trigger moved."""
-    text = text.split("  leaver:")[0].replace("max: 50", "max: 60").replace("0 2 * * *", "30 2 * * *")
-    text = text.replace('      - {slug: weekly, cron: "0 3 * * 0", timezone: Europe/Berlin}\n', "")
-    return text.replace("overlap: wait", "overlap: skip").replace('{file: "in/*.txt"}', "{registry: builtin-mtp}")
+TOYS = pipeline(
+    "toys",
+    {
+        "num_rows": {"type": "int", "default": 10, "min": 1, "max": 50, "about": "Rows to plant."},
+        "source": {"type": "enum", "default": "seed", "choices": ["seed", "cutting"]},
+    },
+    keys={
+        "about": "Toys that grow.",
+        "schedules": [
+            {"slug": "nightly", "cron": "0 2 * * *", "params": {"num_rows": 20}},
+            {"slug": "weekly", "cron": "0 3 * * 0", "timezone": "Europe/Berlin"},
+        ],
+        "overlap": "wait",
+    },
+    soil=step("toys.plant", num_rows="${params.num_rows}"),
+)
+FOLLOWER = pipeline("follower", keys={"triggers": [{"after": "toys"}, {"file": "in/*.txt"}]}, soil=step("toys.plant"))
+LEAVER = pipeline("leaver", keys={"schedules": [{"slug": "daily", "cron": "0 1 * * *"}]}, soil=step("toys.plant"))
+FIRST = written(TOYS, FOLLOWER, LEAVER)
+SECOND = written(  # one schedule and one pipeline gone, one schedule and one form changed, a trigger moved
+    TOYS.with_param("num_rows", max=60).with_keys(
+        schedules=[{"slug": "nightly", "cron": "30 2 * * *", "params": {"num_rows": 20}}], overlap="skip"
+    ),
+    FOLLOWER.with_keys(triggers=[{"after": "toys"}, {"registry": "builtin-mtp"}]),
+)
 
 
 def main(file: Path, home: Path) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def main(file: Path, home: Path) -> dict[str, Any]:
         nightly = next(schedule for schedule in toys.schedules if schedule.slug == "nightly")
         client.update_deployment_schedule(toys.id, nightly.id, active=False)
         deploy("paused")
-        file.write_text(second(FIRST))
+        file.write_text(SECOND)
         deploy("changed")
         deploy("settled")
         toys = client.read_deployment_by_name("toys/toys")
@@ -83,11 +84,11 @@ def main(file: Path, home: Path) -> dict[str, Any]:
             "strategy": toys.concurrency_options.collision_strategy.value,
         }
         other = file.with_name("other.yaml")
-        other.write_text("pipelines: {alone: {steps: {soil: {uses: toys.plant}}}}")
+        other.write_text(pipeline("alone", soil=step("toys.plant")).text)
         apply_changes(plan_changes(other, home, packages=("toybox",)))
         deploy("beside another file")
         said["there"] = sorted(d.name for d in client.read_deployments() if "draftsmith" in d.tags)
-        other.write_text("pipelines: {toys: {steps: {soil: {uses: toys.plant}}}}")
+        other.write_text(pipeline("toys", soil=step("toys.plant")).text)
         try:
             plan_changes(other, home, packages=("toybox",))
         except UserError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from pipeline_builder import pipeline, step
 
 from flows.execution.engine import Engine
 from flows.planning.plan import RunOptions, plan_run
@@ -16,25 +17,27 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("components", "toybox")
 Cli = Callable[..., tuple[int, str, str]]
 """The command line in this process: (exit code, stdout, stderr)."""
-GARDEN = """\
-pipelines:
-  garden:
-    about: Toys.
-    params:
-      steps: {type: int, default: 6, min: 1, max: 1000, about: Steps.}
-      pause: {type: float, default: 0.0, min: 0}
-      sunny: {type: bool, default: true}
-    steps:
-      corpus: {uses: toys.plant, with: {num_rows: 5}}
-      draft:
-        uses: toys.grow
-        in: {corpus: corpus}
-        matrix: {method: [fern, moss]}
-        with: {method: "${matrix.method}", num_steps: "${params.steps}", pause_s: "${params.pause}"}
-      judged: {uses: toys.judge, in: {draft: draft, corpus: corpus}}
-      timed: {uses: toys.measure, in: {draft: draft}}
-      page: {uses: toys.judge_all, in: {judged: judged}}
-"""
+GARDEN = pipeline(
+    "garden",
+    {
+        "steps": {"type": "int", "default": 6, "min": 1, "max": 1000, "about": "Steps."},
+        "pause": {"type": "float", "default": 0.0, "min": 0},
+        "sunny": {"type": "bool", "default": True},
+    },
+    keys={"about": "Toys."},
+    corpus=step("toys.plant", num_rows=5),
+    draft=step(
+        "toys.grow",
+        "corpus",
+        keys={"matrix": {"method": ["fern", "moss"]}},
+        method="${matrix.method}",
+        num_steps="${params.steps}",
+        pause_s="${params.pause}",
+    ),
+    judged=step("toys.judge", "draft", "corpus"),
+    timed=step("toys.measure", "draft"),
+    page=step("toys.judge_all", "judged"),
+)
 
 # Programs to be killed: the command line, or a run of the engine alone. Nothing heavy is preloaded.
 LIGHT = (
@@ -48,7 +51,6 @@ ENGINE_ALONE = (
     "plan, store = plan_run(sys.argv[1], {}, options)\n"
     "flows.execution.engine.Engine(store, plan).run()\n"
 )
-ONE = "pipelines:\n  p:\n    steps:\n      only: {uses: %s}\n"
 
 
 def gone(pid: int, within: float = 10.0) -> bool:

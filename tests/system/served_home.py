@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pipeline_builder import pipeline, step
+
 from flows.services.client import ApiError, PrefectApi, Services, running
 from flows.services.control import PartState, states
 from flows.services.reconcile import processes_of_runs
@@ -24,15 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 TOYS = ROOT / "tests" / "flows"
 DRAFTSMITH = str(Path(sys.executable).with_name("draftsmith"))
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-REAL = """\
-pipelines:
-  corpus:
-    about: One real step, every night.
-    schedules:
-      - {slug: nightly, cron: "0 HOUR * * *", timezone: UTC}
-    steps:
-      corpus: {uses: data.collect_prompts, with: {source: python-stdlib, num_train: 24, num_test: 4}}
-""".replace("HOUR", str((datetime.now(UTC) + timedelta(hours=12)).hour))  # not while the tests run
+QUIET_HOUR = (datetime.now(UTC) + timedelta(hours=12)).hour  # not while the tests run
+REAL = pipeline(
+    "corpus",
+    keys={
+        "about": "One real step, every night.",
+        "schedules": [{"slug": "nightly", "cron": f"0 {QUIET_HOUR} * * *", "timezone": "UTC"}],
+    },
+    corpus=step("data.collect_prompts", source="python-stdlib", num_train=24, num_test=4),
+)
 DEPLOY = """\
 import sys
 from pathlib import Path
@@ -178,7 +180,7 @@ def served_home(folder: Path) -> Iterator[ServedHome]:
     """Servers on free ports for the time of a test module; nothing of them is left after it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "pipelines.yaml"
-    file.write_text(REAL, encoding="utf-8")
+    file.write_text(REAL.text, encoding="utf-8")
     place = ServedHome(folder / "home", file, (free_port(), free_port()), "hf_token_that_nobody_may_keep")
     try:
         done = place.up()

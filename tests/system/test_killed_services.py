@@ -16,34 +16,20 @@ from typing import Any
 
 import pytest
 from served_home import ENDED, ServedHome, contents, served_home, statuses
+from toy_garden import GARDEN
 
 from flows.services.reconcile import processes_of_runs
 
 VICTIMS = ("prefect", "mlflow", "worker")
 LONGEST_S = 14.0  # from the click to the end of an undisturbed run, about
-TOYS = """\
-pipelines:
-  garden:
-    about: Toys that grow slowly enough to be killed.
-    params:
-      steps: {type: int, default: 10, min: 1, max: 1000}
-    steps:
-      corpus: {uses: toys.plant, with: {num_rows: 5}}
-      draft:
-        uses: toys.grow
-        in: {corpus: corpus}
-        matrix: {method: [fern, moss]}
-        with: {method: "${matrix.method}", num_steps: "${params.steps}", pause_s: 0.1}
-      judged: {uses: toys.judge, in: {draft: draft, corpus: corpus}}
-      page: {uses: toys.judge_all, in: {judged: judged}}
-"""
+TOYS = GARDEN.without_step("timed").with_param("steps", default=10).with_setting("draft", pause_s=0.1)
 NUM_STEPS = 6
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHome]:
     with served_home(tmp_path_factory.mktemp("killed")) as place:
-        place.deploy_toys(TOYS)
+        place.deploy_toys(TOYS.text)
         yield place
 
 

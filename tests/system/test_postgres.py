@@ -14,7 +14,7 @@ import psutil
 import pytest
 from object_store import SECRET, ObjectStore, object_store
 from postgres import PASSWORD, QUOTED, Postgres, postgres
-from served_home import DRAFTSMITH, ROOT, ServedHome, served_home
+from served_home import DRAFTSMITH, REAL, ROOT, ServedHome, served_home
 
 from flows.services.client import client_environment
 from flows.services.databases import SERVERS, on_database
@@ -54,7 +54,7 @@ def run_as(user: Path, place: ServedHome, num_train: int) -> subprocess.Complete
     """A run of the pipeline, with a setting of its own, on the user's own home and everybody's servers."""
     file = user / "pipelines.yaml"
     user.mkdir()
-    file.write_text(place.file.read_text().replace("num_train: 24", f"num_train: {num_train}"), encoding="utf-8")
+    file.write_text(REAL.with_setting("corpus", num_train=num_train).text, encoding="utf-8")
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -13,57 +13,59 @@ from pathlib import Path
 import psutil
 import pytest
 from browser import Browser
+from pipeline_builder import pipeline, step, written
 from prefect_stand import Stand, prefect_stand
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
-PIPELINES = """
-pipelines:
-  toys:
-    about: Toys that grow.
-    params:
-      num_rows: {type: int, default: 10, min: 1, max: 50, about: Rows to plant.}
-      source: {type: enum, default: seed, choices: [seed, cutting], about: Where plants come from.}
-      fast: {type: bool, default: false, about: Skip the slow part.}
-      words: {type: list, default: [a, b], about: Some words.}
-    steps:
-      soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}", source: "${params.source}"}}
-      plant: {uses: toys.grow, in: {corpus: soil}, matrix: {method: [fern, moss]}, with: {method: "${matrix.method}"}}
-      timed: {uses: toys.measure, in: {draft: plant}}
-      depth: {uses: decisions.decide}
-  many:
-    steps:
-      soil: {uses: toys.plant}
-      plant: {uses: toys.grow, in: {corpus: soil}, with: {num_steps: 5}}
-  follower:
-    params: {num_rows: {type: int, default: 3}}
-    triggers: [{after: many, params: {num_rows: 7}}, {file: "in/*.txt", params: {num_rows: 8}}]
-    overlap: wait
-    steps: {soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}}
-  endless:
-    overlap: skip
-    steps: {page: {uses: toys.hang}}
-  late:
-    steps: {page: {uses: toys.hang, timeout_minutes: 0.05}}
-  asks:
-    approval: {within_minutes: 5}
-    steps: {release: {uses: decisions.release, with: {speedup: 1.7}}}
-  asks_nobody:
-    approval: {within_minutes: 0.1}
-    steps: {release: {uses: decisions.release, with: {speedup: 1.9}}}
-"""
-CLOCK = """
-  clock:
-    params: {{num_rows: {{type: int, default: 3}}}}
-    schedules: [{{slug: soon, cron: "{minute} {hour} * * *", params: {{num_rows: 9}}}}]
-    steps: {{soil: {{uses: toys.plant, with: {{num_rows: "${{params.num_rows}}"}}}}}}
-"""
+FEW = {"num_rows": {"type": "int", "default": 3}}
+SOIL, ROWS = step("toys.plant"), step("toys.plant", num_rows="${params.num_rows}")
+PIPELINES = (
+    pipeline(
+        "toys",
+        {
+            "num_rows": {"type": "int", "default": 10, "min": 1, "max": 50, "about": "Rows to plant."},
+            "source": {
+                "type": "enum",
+                "default": "seed",
+                "choices": ["seed", "cutting"],
+                "about": "Where plants come from.",
+            },
+            "fast": {"type": "bool", "default": False, "about": "Skip the slow part."},
+            "words": {"type": "list", "default": ["a", "b"], "about": "Some words."},
+        },
+        keys={"about": "Toys that grow."},
+        soil=step("toys.plant", num_rows="${params.num_rows}", source="${params.source}"),
+        plant=step(
+            "toys.grow", {"corpus": "soil"}, keys={"matrix": {"method": ["fern", "moss"]}}, method="${matrix.method}"
+        ),
+        timed=step("toys.measure", {"draft": "plant"}),
+        depth=step("decisions.decide"),
+    ),
+    pipeline("many", soil=SOIL, plant=step("toys.grow", {"corpus": "soil"}, num_steps=5)),
+    pipeline(
+        "follower",
+        FEW,
+        keys={
+            "triggers": [
+                {"after": "many", "params": {"num_rows": 7}},
+                {"file": "in/*.txt", "params": {"num_rows": 8}},
+            ],
+            "overlap": "wait",
+        },
+        soil=ROWS,
+    ),
+    pipeline("endless", keys={"overlap": "skip"}, page=step("toys.hang")),
+    pipeline("late", page=step("toys.hang", keys={"timeout_minutes": 0.05})),
+    pipeline("asks", keys={"approval": {"within_minutes": 5}}, release=step("decisions.release", speedup=1.7)),
+    pipeline("asks_nobody", keys={"approval": {"within_minutes": 0.1}}, release=step("decisions.release", speedup=1.9)),
+)
 
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     folder = tmp_path_factory.mktemp("stand")
     (folder / "in").mkdir()
-    with prefect_stand(folder, PIPELINES) as it:
+    with prefect_stand(folder, written(*PIPELINES)) as it:
         yield it
 
 
@@ -140,7 +142,8 @@ def test_a_dry_run_runs_nothing_and_says_what_it_would(stand: Stand) -> None:
 
 def test_a_schedule_two_minutes_ahead_fires_by_itself(stand: Stand) -> None:
     due = datetime.now(UTC) + timedelta(seconds=150)  # its minute begins in 91 to 150 s: however slow the deploying is
-    stand.file.write_text(PIPELINES + CLOCK.format(minute=due.minute, hour=due.hour))
+    soon = {"slug": "soon", "cron": f"{due.minute} {due.hour} * * *", "params": {"num_rows": 9}}
+    stand.file.write_text(written(*PIPELINES, pipeline("clock", FEW, keys={"schedules": [soon]}, soil=ROWS)))
     assert "create  schedule  clock/soon" in stand.deploy()
     deadline = time.monotonic() + 450
     while not (ended := [run for run in stand.runs_of("clock") if run["state"]["type"] == "COMPLETED"]):

@@ -169,7 +169,7 @@ def test_no_secret_is_kept_anywhere_but_in_its_file(place: ServedHome) -> None:
 
 
 def test_the_three_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> None:
-    place.deploy_toys(GARDEN)
+    place.deploy_toys(GARDEN.text)
     place.until(place.trigger("garden", {"steps": 2}), "COMPLETED")
     said = place.draftsmith("status").stdout
     links = {what: line.split(what, 1)[1].strip() for line in said.splitlines() for what in LINKS if what in line}
@@ -190,7 +190,7 @@ def test_the_three_links_open_on_what_one_wants(place: ServedHome, tmp_path: Pat
 
 def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:
     file = tmp_path / "pipelines.yaml"
-    file.write_text(REAL, encoding="utf-8")
+    file.write_text(REAL.text, encoding="utf-8")
     fresh = ServedHome(tmp_path / "home", file, (free_port(), free_port()), "")
     assert fresh.up().returncode == 0
     below = processes_of_home(fresh.home)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import LIGHT, PACKAGES
 
 from components.contract import UserError
@@ -28,19 +29,16 @@ from storage.registry.registry import promote
 from storage.registry.tracking import open_client
 
 NAME = "toy-fern"
-MARKET = """\
-pipelines:
-  market:
-    params:
-      steps: {type: int, default: 6, min: 1}
-    steps:
-      corpus: {uses: toys.plant}
-      draft: {uses: toys.grow, in: {corpus: corpus}, with: {num_steps: "${params.steps}"}}
-      timed: {uses: toys.clock, in: {draft: draft}, with: {source: "SPEED"}}
-      verdict: {uses: toys.settle, in: {timed: timed}}
-      release: {uses: toys.sell, in: {draft: draft, policy: verdict, end_to_end: timed}}
-      sown: {uses: toys.judge, in: {draft: draft, corpus: corpus}}
-"""
+MARKET = pipeline(
+    "market",
+    {"steps": {"type": "int", "default": 6, "min": 1}},
+    corpus=step("toys.plant"),
+    draft=step("toys.grow", "corpus", num_steps="${params.steps}"),
+    timed=step("toys.clock", "draft"),
+    verdict=step("toys.settle", "timed"),
+    release=step("toys.sell", "draft", {"policy": "verdict", "end_to_end": "timed"}),
+    sown=step("toys.judge", "draft", "corpus"),
+)
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -55,8 +53,8 @@ class Market:
     def options(self) -> RunOptions:
         return RunOptions(file=self.file, home=self.home, device="cpu", packages=PACKAGES)
 
-    def write(self, text: str) -> None:
-        self.file.write_text(text.replace("SPEED", str(self.speed)))
+    def write(self, market: Pipeline) -> None:
+        self.file.write_text(market.with_setting("timed", source=str(self.speed)).text)
 
     def run(self, speed: float, **params: object) -> str:
         """Run the whole pipeline on a machine that is so fast; the key of the release."""
@@ -117,10 +115,10 @@ def test_a_release_that_a_noisy_hour_refused_is_promoted_by_what_a_quiet_one_mea
     assert market.aliases() == {"candidate": 1, "challenger": 1, "champion": 1}
     assert "champion already" in draftsmith("promote", NAME)[1]
     now = market.made()
-    for step in ("corpus", "draft", "sown"):
-        assert now[step] == first[step], f"{step} was made again"
-    for step in ("timed", "verdict", "release"):
-        assert len(now[step]) == 4 and now[step][-1:] == first[step], f"{step} has lost a session"
+    for name in ("corpus", "draft", "sown"):
+        assert now[name] == first[name], f"{name} was made again"
+    for name in ("timed", "verdict", "release"):
+        assert len(now[name]) == 4 and now[name][-1:] == first[name], f"{name} has lost a session"
     values = "SELECT value FROM {} WHERE code = 'speed' ORDER BY created_at"
     assert query(values.format("quality_flag"), market.home)[1] == [(0.9,), (1.05,), (1.05,), (1.3,)]
     assert query(values.format("v_flags"), market.home)[1] == [(1.3,)]
@@ -138,7 +136,7 @@ def test_a_release_that_a_noisy_hour_refused_is_promoted_by_what_a_quiet_one_mea
 
 def test_what_stands_before_the_measurements_is_taken_as_it_was_whatever_has_changed_since(market: Market) -> None:
     key = market.run(0.9)
-    market.write(MARKET.replace("toys.plant}", "toys.plant, with: {num_rows: 3}}").replace("default: 6", "default: 9"))
+    market.write(MARKET.with_setting("corpus", num_rows=3).with_param("steps", default=9))
     newer = market.run(0.8)
     assert newer != key
     before = market.made()
@@ -153,8 +151,9 @@ def test_what_stands_before_the_measurements_is_taken_as_it_was_whatever_has_cha
 
 def test_an_alias_that_has_moved_since_names_what_it_named_then(market: Market) -> None:
     drafted = Store(market.home).record_of(market.run(1.2))["info"]["draft_key"]
-    champion = MARKET.replace("draft: draft", f"draft: 'registry:{NAME}@champion'")
-    champion = champion.replace('"SPEED"', '"SPEED", reps: 2')
+    champion = MARKET.with_setting("timed", reps=2)
+    for name in ("timed", "release", "sown"):
+        champion = champion.with_inputs(name, draft=f"registry:{NAME}@champion")
     market.write(champion)
     key = market.run(1.3)
     market.write(MARKET)
@@ -169,7 +168,7 @@ def test_an_alias_that_has_moved_since_names_what_it_named_then(market: Market) 
 
 def test_measured_with_other_settings_it_is_a_release_of_its_own_and_says_so(market: Market) -> None:
     key = market.run(0.9)
-    market.write(MARKET.replace('source: "SPEED"', 'source: "SPEED", reps: 3'))
+    market.write(MARKET.with_setting("timed", reps=3))
     again = plan_remeasurement(key, market.options)
     assert again.notes == (
         "it becomes a release of its own, since step 'timed' is not what it was: setting reps 1 -> 3",
@@ -192,9 +191,9 @@ def test_what_is_gone_or_is_no_release_costs_one_line_that_says_what_to_do(marke
     assert "is a Draft, not a Release" in refused(draft[:9])
     assert "no artifact in" in refused("ffff")
     assert "no version has the alias 'champion'" in refused(f"{NAME}@champion")
-    market.write(MARKET.replace("      release:", "      sold:"))
+    market.write(MARKET.with_step_named("release", "sold"))
     assert "pipeline 'market' has no step 'release' any more; `draftsmith run market`" in refused(key)
-    market.write(MARKET.replace("  market:", "  bazaar:"))
+    market.write(replace(MARKET, name="bazaar"))
     assert "its pipeline is not what it was" in refused(key) and "bazaar" in refused(key)
     market.write(MARKET)
     shutil.move(store.path_of(draft), market.home / "aside")

@@ -23,7 +23,7 @@ def printed(outcome: RunOutcome) -> str:
 
 
 def test_a_run_says_its_time_and_what_was_not_logged(file: Path, home: Path) -> None:
-    assert file.read_text() == GARDEN
+    assert file.read_text() == GARDEN.text
     plan, _ = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES))
     text = printed(RunOutcome(plan, {}, 75.0, problems=("MLflow is away",)))
     assert text.startswith("garden: done in 1 min 15 s, 0 of 8 steps reused\n") and "MLflow is away" in text

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from toy_garden import ENGINE_ALONE, GARDEN, ONE, gone
+from pipeline_builder import only
+from toy_garden import ENGINE_ALONE, GARDEN, gone
 
 from components.contract import UserError
 from components.source_code import code_state
@@ -85,9 +86,9 @@ def test_events_of_the_step_arrive_in_order(plan_of: Callable[..., Plan], engine
 
 def test_a_user_error_is_final_and_named(plan_of: Callable[..., Plan], engine_of: Callable[..., Engine]) -> None:
     events: list[str] = []
-    text = ONE % "toys.fail, retries: 3, with: {how: user}"
     with pytest.raises(UserError, match=r"^step 'only': data.jsonl:3: no 'text'; give each row one$"):
-        engine_of(plan_of(text), on_event=lambda step, event: events.append(event["event"])).run()
+        plan = plan_of(only("toys.fail", keys={"retries": 3}, how="user"))
+        engine_of(plan, on_event=lambda step, event: events.append(event["event"])).run()
     assert events == ["start", "failed"]
 
 
@@ -103,9 +104,9 @@ def test_other_failures_are_retried_then_told_with_their_log(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], how: str, said: str
 ) -> None:
     events: list[str] = []
-    text = ONE % f"toys.fail, retries: 1, with: {{how: {how}}}"
+    plan = plan_of(only("toys.fail", keys={"retries": 1}, how=how))
     with pytest.raises(StepFailed, match=f"^step 'only' failed: {said}$") as caught:
-        engine_of(plan_of(text), on_event=lambda step, event: events.append(event["event"])).run()
+        engine_of(plan, on_event=lambda step, event: events.append(event["event"])).run()
     assert events == ["start", "retry", "start", "failed"]
     if how == "crash":
         assert caught.value.log.read_text().count("RuntimeError: the pot fell") == 2
@@ -114,7 +115,7 @@ def test_other_failures_are_retried_then_told_with_their_log(
 def test_a_passing_fault_is_got_over(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
 ) -> None:
-    plan = plan_of(ONE % "toys.fail, retries: 1, with: {how: once}")
+    plan = plan_of(only("toys.fail", keys={"retries": 1}, how="once"))
     engine_of(plan).run()
     assert store.record_of(plan.steps[0].key)["record"]["attempts"] == 2
 
@@ -123,7 +124,7 @@ def test_a_deadline_ends_the_whole_tree(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock jumps over the deadline once the whole tree is there, however long it took to come up."""
-    plan = plan_of(ONE % "toys.hang, timeout_minutes: 9")
+    plan = plan_of(only("toys.hang", keys={"timeout_minutes": 9}))
     pids = store.home / "partial" / f"{plan.steps[0].key}.scratch" / "pids"
     tree: list[int] = []
 
@@ -142,7 +143,7 @@ def test_memory_is_returned_and_no_process_is_left(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
 ) -> None:
     before = psutil.Process().memory_info().rss
-    plan = plan_of(ONE % "toys.leak, with: {mib: 300}")
+    plan = plan_of(only("toys.leak", mib=300))
     made = engine_of(plan).run()["only"]
     assert store.record_of(made.key)["record"]["peak_rss_mib"] > 300
     assert psutil.Process().memory_info().rss - before < 50 << 20
@@ -152,7 +153,7 @@ def test_memory_is_returned_and_no_process_is_left(
 def test_measuring_steps_run_alone(
     plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
 ) -> None:
-    plan = plan_of(GARDEN.replace("in: {draft: draft}}", "in: {draft: draft}, with: {pause_s: 0.3}}"))
+    plan = plan_of(GARDEN.with_setting("timed", pause_s=0.3))
     engine = engine_of(plan)
     made = dict(engine.run())
     keys = [plan.step(name).key for name in ("timed[fern]", "timed[moss]", "judged[fern]")]
@@ -235,7 +236,7 @@ def test_children_see_pinned_threads_and_no_network(
     from flows.spec.schema import load_spec
 
     file = tmp_path / "pipelines.yaml"
-    file.write_text(ONE % "seen.look")
+    file.write_text(only("seen.look").text)
     store = Store(tmp_path / "home")
     plan = make_plan(load_spec(file), "p", store=store, device="cpu", packages=("components", "envbox"))
     made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
@@ -253,7 +254,7 @@ def test_a_temporary_folder_with_a_long_path_is_no_obstacle(
     far = tmp_path / ("f" * 100)  # a socket below it would have a path longer than the 107 bytes a system takes
     far.mkdir()
     monkeypatch.setenv("TMPDIR", str(far))
-    process = start(ENGINE_ALONE, "garden", pipelines(GARDEN))
+    process = start(ENGINE_ALONE, "garden", pipelines(GARDEN.text))
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert len(store.keys()) == 8

@@ -13,54 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import tiny_pipeline
+from pipeline_builder import only
 from tiny_targets import make_tiny_target
 from toy_garden import COMMAND_LINE, ROOT, gone
+from usual_pipeline import usual
 
 from flows.orchestration.temporary_server import TemporaryServer, temporary_server
 from flows.services.client import QUIET
 from storage.artifacts.store import Store
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # on a busy machine a cluster takes minutes to come up
-BEDS = """\
-pipelines:
-  p:
-    steps:
-      only:
-        uses: toys.weed
-        runs_on: {{cluster: {cluster}, {at}}}
-        with: {{num_beds: {num_beds}, pause_s: {pause_s}, how: {how}}}
-"""
-TINY = """\
-pipelines:
-  tiny:
-    steps:
-      target: {{uses: targets.load_target, with: {{model: "{model}"}}}}
-      prompts:
-        uses: data.collect_prompts
-        with: {{source: python-stdlib, num_train: 32, num_validation: 8, num_test: 12, num_warm_up: 2}}
-      answers:
-        uses: data.write_answers
-        in: {{target: target, prompts: prompts}}
-        with: {{max_new_tokens: 24, batch_size: 4, shard_size: 4, sampled_share: 0.5}}
-        {runs_on}
-      features:
-        uses: data.record_features
-        in: {{target: target, answers: answers}}
-        {runs_on}
-      draft:
-        uses: drafts.train_draft
-        in: {{target: target, features: features}}
-        with: {{method: mtp, num_steps: 12, draft_vocab_size: 128}}
-      acceptance:
-        uses: bench.measure_acceptance
-        in: {{target: target, draft: draft, prompts: prompts}}
-        with: {{max_new_tokens: 16, batch_size: 3}}
-        {runs_on}
-"""
 WIDE_STEPS = {"answers", "features", "acceptance"}
 
 
@@ -94,9 +61,10 @@ def weed(
 ) -> Callable[..., subprocess.Popen[str]]:
     """Starts a run of the toy pipeline on the cluster."""
 
-    def run(num_beds: int, pause_s: float, how: str = "well", at: str = "workers: 2") -> subprocess.Popen[str]:
-        text = BEDS.format(cluster=cluster, num_beds=num_beds, pause_s=pause_s, how=how, at=at)
-        return start(COMMAND_LINE, "run", "p", "-f", pipelines(text))
+    def run(num_beds: int, pause_s: float, how: str = "well", **at: object) -> subprocess.Popen[str]:
+        place = {"runs_on": {"cluster": cluster, **(at or {"workers": 2})}}
+        beds = only("toys.weed", keys=place, num_beds=num_beds, pause_s=pause_s, how=how)
+        return start(COMMAND_LINE, "run", "p", "-f", pipelines(beds.text))
 
     return run
 
@@ -188,18 +156,27 @@ Made = dict[str, tuple[str, object, dict[str, str]]]
 @pytest.fixture(scope="module")
 def made_here(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """What a serial run makes of the wide steps."""
-    return make(tmp_path_factory.mktemp("here"), model, "", "--direct")
+    return make(tmp_path_factory.mktemp("here"), model, {}, "--direct")
 
 
-def make(home: Path, model: Path, runs_on: str, *options: str) -> Made:
+def make(home: Path, model: Path, place: dict[str, Any], *options: str) -> Made:
     """Run the tiny pipeline; (kind, info, sha256 of every file) of what its wide steps made, by key."""
     file = home / "pipelines.yaml"
-    file.write_text(TINY.format(model=model, runs_on=runs_on))
+    tiny = (
+        usual("tiny", model, to="acceptance")
+        .with_setting("prompts", num_train=32, num_validation=8, num_test=12, num_warm_up=2)
+        .with_setting("answers", max_new_tokens=24, batch_size=4, shard_size=4, sampled_share=0.5)
+        .with_setting("draft", method="mtp", num_steps=12, draft_vocab_size=128)
+        .with_setting("acceptance", max_new_tokens=16, batch_size=3)
+    )
+    for name in WIDE_STEPS:
+        tiny = tiny.with_step_keys(name, place)
+    file.write_text(tiny.text)
     done = tiny_pipeline.draftsmith(home, "run", "tiny", "-f", str(file), *options)
     assert done.returncode == 0, done.stderr
     artifacts = tiny_pipeline.artifacts(home).values()
     elsewhere = {a["record"]["step"] for a in artifacts if a["record"]["runs_on"] != "here"}
-    assert elsewhere == (WIDE_STEPS if runs_on else set())
+    assert elsewhere == (WIDE_STEPS if place else set())
     return {
         a["key"]: (a["kind"], a["info"], {name: facts["sha256"] for name, facts in a["files"].items()})
         for a in artifacts
@@ -211,13 +188,13 @@ def test_the_wide_steps_give_the_same_keys_and_bytes(cluster: str, made_here: Ma
     home.mkdir()
     assert len(made_here) == 3
     assert sum(len(files) for _, _, files in made_here.values()) > 20
-    assert make(home, model, f"runs_on: {{cluster: {cluster}, workers: 2}}") == made_here
+    assert make(home, model, {"runs_on": {"cluster": cluster, "workers": 2}}) == made_here
 
 
 def test_a_cluster_that_is_there_carries_the_shards_and_stays(
     address: str, cluster: str, weed: Callable[..., subprocess.Popen[str]], store: Store
 ) -> None:
-    process = weed(5, 0.0, at=f'address: "{address}"')
+    process = weed(5, 0.0, address=address)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert beds(store) == {f"bed-{number}.txt": f"{number} of 5\n" for number in range(1, 6)}
@@ -233,7 +210,7 @@ def test_a_server_that_rays_head_loses_at_the_first_knock_costs_a_second_knock(
     monkeypatch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "20")  # the head says so after that,
     monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # the client hears of it after that; both take 30 s
     address = request.getfixturevalue("address")
-    process = weed(5, 0.0, at=f'address: "{address}"')
+    process = weed(5, 0.0, address=address)
     lost = server_of_the_head(process, unlike=0)
     lost.kill()
     server_of_the_head(process, unlike=lost.pid)

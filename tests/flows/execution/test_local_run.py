@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_builder import pipeline, step
 
 from flows.execution.engine import Engine
 from storage import journal
@@ -15,14 +16,6 @@ from storage.history.query import query
 from storage.registry.tracking import open_client
 
 Cli = Callable[..., tuple[int, str, str]]
-PIPELINE = """
-pipelines:
-  quiet:
-    steps:
-      before: {{uses: toys.plant}}
-      found: {{uses: toys.gather, with: {{folder: "{folder}"}}}}
-      draft: {{uses: toys.grow, in: {{corpus: found}}, with: {{num_steps: 2}}}}
-"""
 
 
 @pytest.fixture
@@ -36,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
 def file(pipelines: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert Engine.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(Engine.__init__.__kwdefaults__, "preload", ())
-    return pipelines(PIPELINE.format(folder=folder))
+    found = step("toys.gather", folder=str(folder))
+    draft = step("toys.grow", {"corpus": "found"}, num_steps=2)
+    return pipelines(pipeline("quiet", before=step("toys.plant"), found=found, draft=draft).text)
 
 
 def test_it_is_no_failure_and_is_said_wherever_somebody_looks(

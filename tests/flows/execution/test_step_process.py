@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_garden import COMMAND_LINE, ENGINE_ALONE, GARDEN, ONE, gone
+from pipeline_builder import only
+from toy_garden import COMMAND_LINE, ENGINE_ALONE, GARDEN, gone
 
 from storage.artifacts.store import Store
 
-SLOW = GARDEN.replace("default: 0.0", "default: 0.02").replace("default: 6", "default: 12")
+SLOW = GARDEN.with_param("pause", default=0.02).with_param("steps", default=12)
 
 
 def contents(store: Store) -> dict[str, dict[str, bytes]]:
@@ -40,7 +41,7 @@ def test_a_killed_run_completes_when_the_command_is_given_again(
     store: Store,
 ) -> None:
     rng = random.Random(seed)
-    file = pipelines(SLOW)
+    file = pipelines(SLOW.text)
     finished_at: dict[str, int] = {}
     for kill in range(3):
         process = start(ENGINE_ALONE, "garden", file)
@@ -78,7 +79,7 @@ def test_no_process_survives(
     start: Callable[..., subprocess.Popen[str]],
     store: Store,
 ) -> None:
-    process = start(ENGINE_ALONE, "p", pipelines(ONE % "toys.hang"))
+    process = start(ENGINE_ALONE, "p", pipelines(only("toys.hang").text))
     pids = wait_for_pids(store)
     worker = psutil.Process(pids[0])
     guard = worker.parent()
@@ -108,7 +109,7 @@ def test_no_process_survives(
 def test_what_a_library_leaves_in_a_step_is_not_told_at_the_end_of_the_run(
     pipelines: Callable[[str], Path], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(ONE % "toys.leak, with: {mib: 1}"))
+    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(only("toys.leak", mib=1).text))
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert "resource_tracker" not in said
@@ -119,7 +120,7 @@ def test_an_interrupt_ends_in_order(
     start: Callable[..., subprocess.Popen[str]],
     store: Store,
 ) -> None:
-    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(ONE % "toys.hang"))
+    process = start(COMMAND_LINE, "run", "p", "--direct", "-f", pipelines(only("toys.hang").text))
     pids = wait_for_pids(store)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)

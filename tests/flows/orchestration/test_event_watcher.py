@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pipeline_builder import pipeline, step
 
 from flows.orchestration.event_watcher import (
     FILE_EVENT,
@@ -19,19 +20,14 @@ from flows.orchestration.event_watcher import (
 from storage import journal
 from storage.history.records import PromotionRow, now
 
-PIPELINES = """
-pipelines:
-  follower:
-    triggers: [{file: "in/*.txt"}]
-    steps: {soil: {uses: toys.plant}}
-"""
+FOLLOWER = pipeline("follower", keys={"triggers": [{"file": "in/*.txt"}]}, soil=step("toys.plant"))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     folder = tmp_path / "with [brackets]"
     (folder / "in").mkdir(parents=True)
-    (folder / "pipelines.yaml").write_text(PIPELINES)
+    (folder / "pipelines.yaml").write_text(FOLLOWER.text)
     (folder / "in" / "old.txt").write_text("was here before")
     return folder
 

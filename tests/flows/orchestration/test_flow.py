@@ -17,45 +17,38 @@ from typing import Any
 
 import psutil
 import pytest
+from pipeline_builder import pipeline, step, written
 from prefect_server import environment
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parents[1]
-PIPELINES = """
-pipelines:
-  toys:
-    about: Toys that grow.
-    params: {num_rows: {type: int, default: 10, min: 1, about: Rows to plant.}}
-    steps:
-      soil: {uses: toys.plant, with: {num_rows: "${params.num_rows}"}}
-      plant: {uses: toys.grow, in: {corpus: soil}, matrix: {method: [fern, moss]}, with: {method: "${matrix.method}"}}
-      depth: {uses: decisions.decide}
-  quiet:
-    steps:
-      good: {uses: toys.plant}
-      found: {uses: toys.gather, with: {folder: FOLDER}}
-      draft: {uses: toys.grow, in: {corpus: found}}
-  fails:
-    steps:
-      good: {uses: toys.plant}
-      bad: {uses: toys.fail, with: {how: user}}
-"""
-CATALOG = """
-pipelines:
-  prompts-only:
-    about: Prompts and nothing else.
-    params: {num_rows: {type: int, default: 8, min: 4, max: 64, about: Prompts to collect.}}
-    steps:
-      prompts: {uses: data.collect_prompts, with: {num_train: "${params.num_rows}", num_validation: 4, num_test: 4}}
-"""
+TOYS = pipeline(
+    "toys",
+    {"num_rows": {"type": "int", "default": 10, "min": 1, "about": "Rows to plant."}},
+    keys={"about": "Toys that grow."},
+    soil=step("toys.plant", num_rows="${params.num_rows}"),
+    plant=step(
+        "toys.grow", {"corpus": "soil"}, keys={"matrix": {"method": ["fern", "moss"]}}, method="${matrix.method}"
+    ),
+    depth=step("decisions.decide"),
+)
+FAILS = pipeline("fails", good=step("toys.plant"), bad=step("toys.fail", how="user"))
+CATALOG = pipeline(
+    "prompts-only",
+    {"num_rows": {"type": "int", "default": 8, "min": 4, "max": 64, "about": "Prompts to collect."}},
+    keys={"about": "Prompts and nothing else."},
+    prompts=step("data.collect_prompts", num_train="${params.num_rows}", num_validation=4, num_test=4),
+)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run")
     (place / "quiet").mkdir()
-    (place / "pipelines.yaml").write_text(PIPELINES.replace("FOLDER", str(place / "quiet")))
-    (place / "catalog.yaml").write_text(CATALOG)
+    found = step("toys.gather", folder=str(place / "quiet"))
+    quiet = pipeline("quiet", good=step("toys.plant"), found=found, draft=step("toys.grow", {"corpus": "found"}))
+    (place / "pipelines.yaml").write_text(written(TOYS, quiet, FAILS))
+    (place / "catalog.yaml").write_text(CATALOG.text)
     return place / "home"
 
 

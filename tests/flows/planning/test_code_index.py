@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pipeline_builder import Pipeline
 from toy_garden import GARDEN
 
 from flows.planning import code_index, step_signature
@@ -17,6 +18,7 @@ from flows.planning.plan import Plan, make_plan
 from flows.spec.schema import load_spec
 from storage.artifacts.store import Store
 
+UNPAUSED = GARDEN.without_setting("draft", "pause_s")
 TOYS = Path(__file__).parents[1] / "toybox"
 
 FERN_AND_ON = {"draft[fern]", "judged[fern]", "timed[fern]", "page"}
@@ -103,13 +105,13 @@ class Box:
         assert text.count(old) >= 1, f"{old!r} is not in {file}"
         path.write_text(text.replace(old, new))
 
-    def plan(self, text: str = GARDEN, params: dict[str, object] | None = None, seed: int = 0) -> Plan:
+    def plan(self, garden: Pipeline = GARDEN, params: dict[str, object] | None = None, seed: int = 0) -> Plan:
         for name in [name for name in sys.modules if name.split(".")[0] == self.name]:
             del sys.modules[name]
         importlib.invalidate_caches()
         for cached in (code_index._look_at, code_index.load_module, step_signature.resolve):
             cached.cache_clear()
-        self.file.write_text(text)
+        self.file.write_text(garden.text)
         packages = ("components", self.name)
         return make_plan(
             load_spec(self.file), "garden", params, store=self.store, device="cpu", seed=seed, packages=packages
@@ -126,10 +128,9 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edit_makes_new_exactly_what_reaches_it(box: Box, what: str) -> None:
     file, old, new, expected = EDITS[what]
-    text = GARDEN.replace(', pause_s: "${params.pause}"', "")
-    before = keys(box.plan(text))
+    before = keys(box.plan(UNPAUSED))
     box.edit(file, old, new)
-    assert changed(before, keys(box.plan(text))) == expected
+    assert changed(before, keys(box.plan(UNPAUSED))) == expected
 
 
 def test_code_that_moves_to_another_file_makes_nothing_new(box: Box) -> None:
@@ -170,13 +171,12 @@ def test_a_template_named_in_the_code_is_code(box: Box) -> None:
 
 @pytest.mark.parametrize("what", RECORD_EDITS)
 def test_of_a_registry_of_records_only_what_is_named_and_read_counts(box: Box, what: str) -> None:
-    text = GARDEN.replace(', pause_s: "${params.pause}"', "")
     methods = (box.folder / "toys" / "methods.py").read_text()
     registry = methods[methods.index("METHODS = {") : methods.index("def build(")]
     box.edit("methods.py", registry, RECORDS.replace("BOX", box.name) + "\n\n")
     box.edit("grow.py", "build(METHODS[method])", "build(METHODS[method].address, METHODS[method].steady)")
     box.edit("methods.py", "def build(address: str)", "def build(address: str, steady: bool)")
-    before = keys(box.plan(text))
+    before = keys(box.plan(UNPAUSED))
     file, old, new, expected = RECORD_EDITS[what]
     box.edit(file, old, new)
-    assert changed(before, keys(box.plan(text))) == expected
+    assert changed(before, keys(box.plan(UNPAUSED))) == expected

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_builder import pipeline, step
 
 from components.contract import UserError
 from flows.execution.engine import Engine
@@ -17,10 +18,11 @@ from storage.artifacts.store import Store
 from storage.registry.tracking import KEY_TAG, open_client
 
 NAME = "builtin-fern"
-PIPELINE = (
-    "pipelines:\n  p:\n    params: {who: {type: str, default: champion}}\n    steps:\n"
-    "      corpus: {uses: toys.plant}\n"
-    "      judged: {uses: toys.judge, in: {draft: 'registry:builtin-fern@${params.who}', corpus: corpus}}\n"
+PIPELINE = pipeline(
+    "p",
+    {"who": {"type": "str", "default": "champion"}},
+    corpus=step("toys.plant"),
+    judged=step("toys.judge", "corpus", {"draft": f"registry:{NAME}@${{params.who}}"}),
 )
 
 
@@ -86,10 +88,10 @@ def test_a_registered_version_is_an_input_of_any_step(
         ("3", "version 3 has no tag draftsmith.key: it was not registered by Draftsmith"),
         ("a b", "write registry:NAME@champion"),
     ]:
-        with pytest.raises(UserError, match=rf"^pipelines.yaml:6: step 'judged': .*{says}"):
+        with pytest.raises(UserError, match=rf"^pipelines.yaml:7: step 'judged': .*{says}"):
             plan_of(PIPELINE, {"who": who})
     with pytest.raises(UserError, match=r"no registered model 'other' \(known: builtin-fern\)"):
-        plan_of(PIPELINE.replace(NAME, "other"))
+        plan_of(PIPELINE.with_inputs("judged", draft="registry:other@champion"))
     shutil.rmtree(released.path_of("draft2"))
     with pytest.raises(
         UserError, match=r"its Draft draft2 is not in the store any more; `draftsmith run garden` makes"

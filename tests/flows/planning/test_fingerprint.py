@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_builder import only
 from toy_garden import GARDEN
 
 from flows.planning.plan import Plan, make_plan
@@ -64,9 +65,9 @@ def test_a_key_does_not_depend_on_how_the_yaml_is_written(
             make_plan(load_spec(folder / "pipelines.yaml"), "garden", store=store, device="cpu", packages=packages)
         )
 
-    content = shuffled(yaml.safe_load(GARDEN), random.Random(seed))
+    content = shuffled(yaml.safe_load(GARDEN.text), random.Random(seed))
     text = yaml.safe_dump(content, default_flow_style=flow, indent=indent, sort_keys=False)
-    assert planned(("# words\n" if comment else "") + text) == planned(GARDEN)
+    assert planned(("# words\n" if comment else "") + text) == planned(GARDEN.text)
 
 
 SETTINGS = st.fixed_dictionaries(
@@ -88,9 +89,7 @@ def test_equal_settings_equal_key_different_settings_different_key(
     file = folder / "settings.yaml"
 
     def key(given_settings: dict[str, object]) -> str:
-        file.write_text(
-            yaml.safe_dump({"pipelines": {"p": {"steps": {"a": {"uses": "toys.plant", "with": given_settings}}}}})
-        )
+        file.write_text(only("toys.plant", **given_settings).text)
         spec, store = load_spec(file), Store(folder / "no-home")
         return make_plan(spec, "p", store=store, device="cpu", packages=("components", "toybox")).steps[0].key
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import GARDEN
 
 from components.contract import UserError
@@ -41,10 +42,7 @@ def test_each_reason_is_told(grown: Plan, plan_of: Callable[..., Plan], store: S
     assert told["page"] == "input judged changed"
 
     assert reasons(plan_of(seed=3))["corpus"] == "seed 0 -> 3"
-    assert (
-        reasons(plan_of(GARDEN.replace("toys.judge_all", "toys.judge_all, with: {title: T}")))["page"]
-        == "setting title All -> T"
-    )
+    assert reasons(plan_of(GARDEN.with_setting("page", title="T")))["page"] == "setting title All -> T"
 
     forced = reasons(plan_of(force=("judged[moss]",)))
     assert {name for name, why in forced.items() if why == "forced"} == {"judged[moss]", "page"}
@@ -106,12 +104,14 @@ def test_from_wants_what_stands_before_it_made(plan_of: Callable[..., Plan], eng
 
 
 def test_a_store_key_can_be_an_input_and_must_fit(grown: Plan, plan_of: Callable[..., Plan]) -> None:
-    text = "pipelines:\n  p:\n    steps:\n      d: {uses: toys.grow, in: {corpus: 'store:%s'}}\n"
-    plan = plan_of(text % grown.step("corpus").key[:20])
+    def grown_from(key: str) -> Pipeline:
+        return pipeline("p", d=step("toys.grow", {"corpus": f"store:{key}"}))
+
+    plan = plan_of(grown_from(grown.step("corpus").key[:20]))
     assert plan.steps[0].parts["inputs"] == {"corpus": grown.step("corpus").key}
     with pytest.raises(
         UserError, match=r"pipelines.yaml:4: step 'd': 'corpus' wants Corpus, but 'store:.*' makes Page"
     ):
-        plan_of(text % grown.step("page").key)
+        plan_of(grown_from(grown.step("page").key))
     with pytest.raises(UserError, match=r"no artifact in .* has a key that starts with 'feed'"):
-        plan_of(text % "feed")
+        plan_of(grown_from("feed"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pipeline_builder import only
 from toy_garden import GARDEN
 
 from components.contract import UserError
@@ -25,21 +26,16 @@ def test_a_single_kind_fans_out_and_a_list_gathers(plan_of: Callable[..., Plan])
 
 
 def test_two_axes_name_both_and_keep_types(plan_of: Callable[..., Plan]) -> None:
-    text = GARDEN.replace("matrix: {method: [fern, moss]}", "matrix: {method: [fern, moss], pause: [0.5, 2]}").replace(
-        "${params.pause}", "${matrix.pause}"
-    )
-    plan = plan_of(text)
+    axes = {"matrix": {"method": ["fern", "moss"], "pause": [0.5, 2]}}
+    plan = plan_of(GARDEN.with_step_keys("draft", axes).with_setting("draft", pause_s="${matrix.pause}"))
     assert names(plan)[1:5] == ["draft[fern,0.5]", "draft[fern,2]", "draft[moss,0.5]", "draft[moss,2]"]
     assert plan.step("draft[moss,2]").settings == {"method": "moss", "num_steps": 6, "pause_s": 2.0}
     assert plan.step("page").inputs == {"judged": [f"judged[{m},{p}]" for m in ("fern", "moss") for p in ("0.5", "2")]}
 
 
 def test_inputs_that_share_an_axis_are_zipped_others_are_crossed(plan_of: Callable[..., Plan]) -> None:
-    text = GARDEN.replace(
-        "{uses: toys.plant, with: {num_rows: 5}}",
-        "{uses: toys.plant, matrix: {n: [3, 4]}, with: {num_rows: '${matrix.n}'}}",
-    )
-    plan = plan_of(text)
+    sown = GARDEN.with_step_keys("corpus", {"matrix": {"n": [3, 4]}}).with_setting("corpus", num_rows="${matrix.n}")
+    plan = plan_of(sown)
     drafts = [name for name in names(plan) if name.startswith("draft")]
     assert drafts == ["draft[3,fern]", "draft[3,moss]", "draft[4,fern]", "draft[4,moss]"]
     judged = [step for step in plan.steps if step.name.startswith("judged")]
@@ -50,7 +46,7 @@ def test_inputs_that_share_an_axis_are_zipped_others_are_crossed(plan_of: Callab
 
 
 def test_one_combination_can_be_named(plan_of: Callable[..., Plan]) -> None:
-    plan = plan_of(GARDEN.replace("{draft: draft}", '{draft: "draft[moss]"}'))
+    plan = plan_of(GARDEN.with_inputs("timed", draft="draft[moss]"))
     assert plan.step("timed").inputs == {"draft": "draft[moss]"}
 
 
@@ -58,7 +54,7 @@ def test_an_unknown_combination_is_refused(plan_of: Callable[..., Plan]) -> None
     with pytest.raises(
         UserError, match=r"yaml:16: step 'timed': unknown step 'draft\[mos\]' \(did you mean 'draft\[moss\]'"
     ):
-        plan_of(GARDEN.replace("{draft: draft}", '{draft: "draft[mos]"}'))
+        plan_of(GARDEN.with_inputs("timed", draft="draft[mos]"))
 
 
 @pytest.mark.parametrize(
@@ -66,24 +62,21 @@ def test_an_unknown_combination_is_refused(plan_of: Callable[..., Plan]) -> None
     [("params.sunny", False), ("not params.sunny", True), ("machine.cuda", True), ("not machine.cuda", False)],
 )
 def test_if_leaves_out_a_step_and_what_needs_it(plan_of: Callable[..., Plan], condition: str, left_out: bool) -> None:
-    plan = plan_of(GARDEN.replace("judged: {", f"judged: {{if: {condition}, "))
+    plan = plan_of(GARDEN.with_step_keys("judged", {"if": condition}))
     assert ("page" not in names(plan)) == left_out
     why = {"judged": f"if: {condition}", "page": "it needs 'judged', which is left out"}
     assert dict(plan.skipped) == (why if left_out else {})
 
 
 def test_a_pipeline_of_which_nothing_is_left_says_what_left_it_out(plan_of: Callable[..., Plan]) -> None:
-    text = "pipelines:\n  p:\n    steps:\n      only: {uses: toys.plant, if: machine.cuda}\n"
     with pytest.raises(UserError, match=r"^nothing to run: every step is left out, only \(if: machine.cuda\)$"):
-        plan_of(text)
+        plan_of(only("toys.plant", keys={"if": "machine.cuda"}))
 
 
 def test_an_insert_keeps_its_type_and_text_around_it_makes_text(plan_of: Callable[..., Plan]) -> None:
-    text = GARDEN.replace(
-        "in: {judged: judged}}", 'in: {judged: judged}, with: {title: "after ${params.steps} steps, ${params.sunny}"}}'
-    )
-    assert plan_of(text, {"steps": 9}).step("page").settings == {"title": "after 9 steps, true"}
-    assert plan_of(text, {"steps": 9}).step("draft[fern]").settings["num_steps"] == 9
+    plan = plan_of(GARDEN.with_setting("page", title="after ${params.steps} steps, ${params.sunny}"), {"steps": 9})
+    assert plan.step("page").settings == {"title": "after 9 steps, true"}
+    assert plan.step("draft[fern]").settings["num_steps"] == 9
 
 
 def test_plan_reads_the_real_pipelines_without_torch() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_builder import only
 
 from components.contract import UserError
 from flows.execution.engine import Engine
@@ -75,10 +76,10 @@ def test_a_cluster_is_for_wide_steps_only(
 def test_a_pipeline_names_a_pool(
     pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, _, err = draftsmith("check", "-f", pipelines(WIDE.replace("  p:\n", "  p:\n    runs_on: {cluster: dask}\n")))
+    code, _, err = draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on={"cluster": "dask"}).text))
     assert code == 2
     assert err.strip() == "pipelines.yaml:3: 'runs_on' of a pipeline names a work pool; a cluster goes to a wide step"
-    assert draftsmith("check", "-f", pipelines(WIDE.replace("  p:\n", "  p:\n    runs_on: gpu-box\n")))[0] == 0
+    assert draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on="gpu-box").text))[0] == 0
 
 
 def test_the_place_is_not_in_the_key_but_in_the_plan(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pipeline_builder import step
 from toy_garden import GARDEN
 
 STEP = "      only: {uses: toys.plant}\n"
@@ -135,30 +136,27 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "pipelines:\n  p:\n    schedules:\n      - {slug: n, cron: '0 2 * * *'}\n      - {slug: n, cron: '0 3 * * *'}\n    steps:\n" + STEP,
         ["5: schedule 'n' is given twice"]),
     # steps among themselves
-    "an unknown input step": (GARDEN.replace("{corpus: corpus}", "{corpus: corpsu}", 1), [
+    "an unknown input step": (GARDEN.with_inputs("draft", corpus="corpsu").text, [
         "12: step 'draft': unknown step 'corpsu' (did you mean 'corpus'?)"]),
     "a cycle": (HEAD + "      a: {uses: toys.grow, in: {corpus: b}}\n      b: {uses: toys.grow, in: {corpus: a}}\n", [
         "4: steps wait for each other: a -> b -> a"]),
     "itself": (HEAD + "      a: {uses: toys.grow, in: {corpus: a}}\n", ["4: step 'a': a step cannot be its own input ('a')",
         "4: steps wait for each other: a -> a"]),
-    "an unknown insert": (GARDEN.replace("${params.steps}", "${params.stpes}"), [
+    "an unknown insert": (GARDEN.with_setting("draft", num_steps="${params.stpes}").text, [
         "14: step 'draft': ${params.stpes}: unknown parameter 'stpes' (did you mean 'steps'?)"]),
-    "a parameter that is not there": (GARDEN.replace("steps: {type", "stpes: {type").replace("num_rows: 5", "num_rows: '${params.steps}'"), [
+    "a parameter that is not there": (GARDEN.with_param_named("steps", "stpes").with_setting("corpus", num_rows="${params.steps}").text, [
         "9: step 'corpus': ${params.steps}: unknown parameter 'steps' (did you mean 'stpes'?) (again on line 14)"]),
-    "one bad parameter for many steps": (GARDEN.replace("steps: {type: int, default: 6", "steps: {type: float, default: 6").replace(
-        "timed: {uses: toys.measure, in: {draft: draft}}",
-        "timed: {uses: toys.grow, in: {corpus: corpus}, with: {num_steps: '${params.steps}'}}").replace(
-        "with: {num_rows: 5}", "with: {num_rows: '${params.steps}'}"), [
+    "one bad parameter for many steps": (GARDEN.with_param("steps", type="float").with_other_step(
+        "timed", step("toys.grow", "corpus", num_steps="${params.steps}")).with_setting("corpus", num_rows="${params.steps}").text, [
         "9: step 'corpus': setting 'num_rows': must be a valid integer, not 6.0 (from the parameter 'steps') (again on lines 14, 16)"]),
-    "one parameter that names no step": (GARDEN.replace("steps: {type: int, default: 6, min: 1, max: 1000", "steps: {type: str, default: nowhere").replace(
-        "{judged: judged}", "{judged: [judged, '${params.steps}']}").replace("in: {draft: draft}", "in: {draft: '${params.steps}'}").replace(
-        '"${params.steps}"', "6"), [
+    "one parameter that names no step": (GARDEN.with_other_param("steps", type="str", default="nowhere").with_inputs("page", judged=["judged", "${params.steps}"]).with_inputs(
+        "timed", draft="${params.steps}").with_setting("draft", num_steps=6).text, [
         "16: step 'timed': unknown step 'nowhere' (known: corpus, draft, judged, timed, page) (again on line 17)"]),
-    "a step that many want": (GARDEN.replace("      corpus: {", "      corpse: {"), [
+    "a step that many want": (GARDEN.with_step_named("corpus", "corpse").text, [
         "12: step 'draft': unknown step 'corpus' (did you mean 'corpse'?) (again on line 15)"]),
-    "an unknown axis": (GARDEN.replace("${matrix.method}", "${matrix.methods}"), [
+    "an unknown axis": (GARDEN.with_setting("draft", method="${matrix.methods}").text, [
         "14: step 'draft': ${matrix.methods}: unknown matrix axis 'methods' (did you mean 'method'?)"]),
-    "an expression": (GARDEN.replace("${params.steps}", "${params.steps * 2}"), [
+    "an expression": (GARDEN.with_setting("draft", num_steps="${params.steps * 2}").text, [
         "14: step 'draft': ${params.steps * 2}: only ${params.NAME} and ${matrix.NAME} can be inserted"]),
     "an unknown condition": (HEAD + "      only: {uses: toys.plant, if: machine.cdua}\n", [
         "4: step 'only': 'if' knows machine.cuda, params.NAME and not ..., not 'machine.cdua'"]),
@@ -180,13 +178,13 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "4: step 'only': setting 'num_rows': must be a valid integer, not '5'"]),
     "a setting not among its words": (HEAD + "      only: {uses: toys.plant, with: {source: sead}}\n", [
         "4: step 'only': setting 'source' must be one of 'seed', 'cutting', not 'sead' (did you mean 'seed'?)"]),
-    "a wrong kind": (GARDEN.replace("{judged: judged}", "{judged: draft}"), [
+    "a wrong kind": (GARDEN.with_inputs("page", judged="draft").text, [
         "17: step 'page': 'judged' wants Measurements, but 'draft' makes Draft"]),
     "a missing input": (HEAD + "      only: {uses: toys.grow}\n", [
         "4: step 'only': the input 'corpus' (Corpus) is missing: give it under 'in'"]),
-    "an unknown input": (GARDEN.replace("in: {judged: judged}", "in: {judgd: judged, judged: judged}"), [
+    "an unknown input": (GARDEN.with_inputs("page", judgd="judged").text, [
         "17: step 'page': toys.judge_all takes no input 'judgd' (did you mean 'judged'?)"]),
-    "a list where one is wanted": (GARDEN.replace("in: {draft: draft}", "in: {draft: [draft]}"), [
+    "a list where one is wanted": (GARDEN.with_inputs("timed", draft=["draft"]).text, [
         "16: step 'timed': 'draft' takes one Draft, not a list"]),
     "a registered version of no use": (HEAD + "      only: {uses: toys.grow, in: {corpus: 'registry:x@champion'}}\n", [
         "4: step 'only': 'corpus' wants Corpus, but 'registry:x@champion' gives a "
@@ -226,7 +224,7 @@ def test_bad_input_is_told_in_one_line_each(
 def test_plan_and_run_refuse_what_check_refuses(
     command: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]], home: Path
 ) -> None:
-    code, out, err = draftsmith(command, "garden", "-f", pipelines(GARDEN.replace("toys.judge,", "toys.jdge,")))
+    code, out, err = draftsmith(command, "garden", "-f", pipelines(GARDEN.with_function("judged", "toys.jdge").text))
     assert (code, out) == (2, "")
     assert err == "pipelines.yaml:15: step 'judged': unknown step function 'toys.jdge' (did you mean 'judge'?)\n"
     assert not home.exists()
@@ -251,7 +249,7 @@ def test_plan_and_run_refuse_what_check_refuses(
 def test_wrong_options_are_told_in_one_line(
     given: list[str], said: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = draftsmith("plan", "garden", "-f", pipelines(GARDEN), *given)
+    code, out, err = draftsmith("plan", "garden", "-f", pipelines(GARDEN.text), *given)
     assert (code, out) == (2, "")
     assert err.splitlines()[0].startswith(said)
     assert len(err.splitlines()) == 1
