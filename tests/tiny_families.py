@@ -154,7 +154,7 @@ FAMILIES: Mapping[str, Settings] = {
         "interleave_moe_layer_step": 2,
     },
     "mimo_v2_flash": {**_EXPERTS, **_WINDOW},
-    "minicpm3": _LATENT,
+    "minicpm3": {**_LATENT, "scale_emb": 2, "dim_model_base": 16},
     "minimax_m2": _EXPERTS,
     "ministral": _WINDOW,
     "ministral3": {},

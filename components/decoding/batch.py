@@ -33,7 +33,7 @@ from components.decoding.verification import (
 from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.network.sampling import probabilities
 from components.methods import decoding_loop_of
-from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
+from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, check_verifies_trees
 
 
 def decode_tree(
@@ -135,6 +135,8 @@ def _check(
         )
     if proposer is not None and shape is not None and not isinstance(proposer, TreeProposer):
         raise UserError(f"decoding: the guesses of {proposer.method} do not branch: decode it as a chain (depth)")
+    if shape is not None:
+        check_verifies_trees(target)
     if not is_greedy(sampling) and (rngs is None or len(rngs) != len(prompts)):
         raise UserError("decoding: temperature above 0 needs a seeded generator for each prompt: pass rngs")
     check_positions(target, max(map(len, prompts)) + max_new_tokens)

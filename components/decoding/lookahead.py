@@ -16,7 +16,7 @@ from components.decoding.chain import Clock, Decoded, RoundFacts, Rounds, count_
 from components.decoding.session import Session, is_greedy
 from components.drafts.interface import CommittedPositions, Proposer, Sampling
 from components.drafts.methods.lookahead import LookaheadState
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, check_verifies_trees
 
 
 def lookahead_rounds(
@@ -39,6 +39,7 @@ def lookahead_rounds(
     """
     if not is_greedy(sampling):
         raise UserError("decoding: lookahead is greedy only: set temperature 0, or take another method")
+    check_verifies_trees(target)
     n = len(prompt_ids)
     state = proposer.new_state(n + max_new_tokens)
     assert isinstance(state, LookaheadState)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from components.contract import UserError
 from components.targets.shape import TargetShape
 
 
@@ -77,6 +78,7 @@ class AbstractTarget(ABC):
     device: torch.device
     dtype: torch.dtype
     kernel: str  # of its linear layers: see load.open_target
+    verifies_trees: bool = True  # False where layers keep a state, which follows one text
 
     @abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
@@ -117,13 +119,22 @@ class AbstractTarget(ABC):
         """The token embedding matrix [V, H]."""
 
 
+def check_verifies_trees(target: AbstractTarget) -> None:
+    """Raises UserError for a target that can verify chains only."""
+    if not target.verifies_trees:
+        raise UserError(
+            f"{target.shape.architecture} has layers that keep a state of one text, so it cannot verify draft trees or"
+            " lookahead's guesses: leave trees empty, and take another method than lookahead"
+        )
+
+
 class WrappedTarget(AbstractTarget):
     """A target around another one, which does all that a subclass does not do itself."""
 
     def __init__(self, inner: AbstractTarget) -> None:
         self.inner = inner
         self.shape, self.folder, self.device = inner.shape, inner.folder, inner.device
-        self.dtype, self.kernel = inner.dtype, inner.kernel
+        self.dtype, self.kernel, self.verifies_trees = inner.dtype, inner.kernel, inner.verifies_trees
 
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
         return self.inner.new_cache(batch_size, capacity)

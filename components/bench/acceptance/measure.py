@@ -123,7 +123,7 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
     torch.set_num_threads(shard.num_threads)
     model = cached_target(shard.target.path, shard.device, shard.dtype)
     drafter = _cached_drafter(shard.draft.path, shard.target.path, shard.device, shard.dtype)
-    check_branching(drafter, shard.trees)
+    check_branching(model, drafter, shard.trees)
     length = shard.max_new_tokens + shard.k_max
     count = len(shard.prompts)
     answers = greedy_answers(model, [prompt.ids for prompt in shard.prompts], length, count)

@@ -23,7 +23,7 @@ from components.decoding.chain import GREEDY
 from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import DynamicShape, TreeShape
 from components.drafts.interface import CommittedPositions, Proposer, TreeProposer
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, check_verifies_trees
 
 TOP_K = 4  # children of an expanded node
 WIDTH = 1  # nodes expanded a level: on the built-in target, more cost more drafting time than they save
@@ -40,10 +40,12 @@ def tree_arms(method: str, draft_key: str, trained_depth: int, budgets: Sequence
     return [Arm(method, draft_key, depth, tree_budget=budget) for budget, depth in depths.items()]
 
 
-def check_branching(proposer: Proposer, budgets: Sequence[int]) -> None:
-    """Raises UserError for trees with a method that cannot branch."""
+def check_branching(target: AbstractTarget, proposer: Proposer, budgets: Sequence[int]) -> None:
+    """Raises UserError for trees with a method that cannot branch, or a target that cannot verify them."""
     if budgets and not isinstance(proposer, TreeProposer):
         raise UserError(f"trees: the guesses of {proposer.method} do not branch: leave trees empty for it")
+    if budgets:
+        check_verifies_trees(target)
 
 
 def tree_acceptance(

@@ -279,7 +279,7 @@ class MeasuringProcess:
             self.drafters[draft.key] = open_drafter(draft, self.target, entry["kernel"])
         for arm in self.arms:
             if arm.tree_budget is not None:
-                check_branching(self.drafters[arm.draft_key], [arm.tree_budget])
+                check_branching(self.target, self.drafters[arm.draft_key], [arm.tree_budget])
         if order["graphs"]:
             self._record_graphs()
         self.order = random.Random(order["seed"])

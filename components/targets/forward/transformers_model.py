@@ -98,7 +98,8 @@ class TransformersTarget(AbstractTarget):
             layers[index].register_forward_hook(self._catcher(index))
         self._norm.register_forward_pre_hook(self._norm_catcher())
         empty = cache_layers(self._config, location)
-        if any(isinstance(layer, StateLayer) for layer in empty):
+        self.verifies_trees = not any(isinstance(layer, StateLayer) for layer in empty)
+        if not self.verifies_trees:
             found = find_recurrent_modules(decoder, empty, lambda cache: self._run(ids, cache))
             self._recorder = Recorder(found)
 

@@ -11,6 +11,7 @@ from components.bench.acceptance.trees import check_branching
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.drafts.storage.files import method_class
 from components.rows import AcceptanceMap, read_rows
+from components.targets.load import open_target
 
 
 def test_trees_have_maps_of_their_own(
@@ -31,7 +32,8 @@ def test_trees_have_maps_of_their_own(
     assert kept[9] >= kept[None], "a tree that keeps the chain accepts at least as much from any position"
 
 
-def test_trees_of_a_method_that_cannot_branch_are_refused() -> None:
+def test_trees_of_a_method_that_cannot_branch_are_refused(target: Target) -> None:
+    model, drafter = open_target(target), method_class("ngram")()
     with pytest.raises(UserError, match="guesses of ngram do not branch"):
-        check_branching(method_class("ngram")(), [4])
-    check_branching(method_class("ngram")(), [])
+        check_branching(model, drafter, [4])
+    check_branching(model, drafter, [])

@@ -1,0 +1,140 @@
+"""Every family decodes with a drafter as it decodes alone, in ragged batches and at every depth.
+
+A drafter of EAGLE-3 trains for a few steps on each family's own greedy text, so that some of its guesses are accepted
+and some are not. The other methods take turns over the families, untrained, as chains and as trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
+
+from components.contract import UserError
+from components.decoding.batch import decode_batch
+from components.decoding.chain import decode
+from components.decoding.tree_shapes import DynamicShape
+from components.drafts.interface import Batch
+from components.drafts.storage.files import build_draft
+from components.drafts.training.optimizer import Optimizer
+from components.methods import METHODS
+from components.targets.forward.transformers_model import TransformersTarget
+from components.targets.load import open_target
+
+LIKE_OTHERS = (
+    *("afmoe", "apertus", "arcee", "cohere", "deepseek_v2", "dots1", "ernie4_5", "exaone4", "gemma", "gemma4", "glm4"),
+    *("gpt_neox", "hunyuan_v1_dense", "internvl", "lfm2_moe", "mimo_v2_flash", "ministral", "ministral3", "mistral3"),
+    *("nanochat", "olmoe", "phimoe", "qwen3_vl_moe", "seed_oss", "solar_open", "starcoder2", "vaultgemma"),
+)
+"""Families whose kinds of layers another one has as well: they decode in the campaign of all families alone."""
+EVERY = [family for family in (*FAMILIES, *MULTIMODAL) if family not in LIKE_OTHERS]
+OTHERS = [method for method in METHODS if method != "eagle3"]
+PROMPTS = [[5, 9, 2, 7], [3, 8], [11, 4, 4, 8, 30, 2, 6, 19, 25]]
+LENGTH = 16
+STEPS = 20
+
+
+class Alone(NamedTuple):
+    """A family, and what its own `generate` says to each prompt: tokens and logits [LENGTH, V]."""
+
+    family: str
+    target: TransformersTarget
+    tokens: list[list[int]]
+    logits: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    torch.set_num_threads(1)
+    target = open_target(make_family(request.param, tmp_path_factory.mktemp(request.param)), kernel="transformers")
+    assert isinstance(target, TransformersTarget)
+    target.model.generation_config.eos_token_id = None
+    tokens, logits = [], []
+    for prompt in PROMPTS:
+        said = target.model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=LENGTH,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        tokens.append(said.sequences[0, len(prompt) :].tolist())
+        logits.append(torch.cat(said.logits))
+    yield Alone(request.param, target, tokens, logits)
+
+
+def assert_says_the_same(alone: Alone, answers: list[list[int]]) -> None:
+    """Equal token for token; where two tokens lead by less than rounding, the answers may part."""
+    for expected, answer, logits in zip(alone.tokens, answers, alone.logits, strict=True):
+        assert len(answer) == LENGTH
+        apart = next((place for place in range(LENGTH) if answer[place] != expected[place]), None)
+        if apart is not None:
+            best = logits[apart].topk(2)
+            assert answer[apart] in best.indices.tolist()
+            assert float(best.values[0] - best.values[1]) < 1e-2, f"{alone.family}: token {apart} differs"
+
+
+def trained_on_own_text(alone: Alone) -> Any:
+    target = alone.target
+    draft = build_draft("eagle3", target, {"ttt_steps": 4}, torch.arange(VOCAB_SIZE))
+    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone.tokens, strict=True)]
+    lengths = torch.tensor([len(text) for text in texts])
+    ids = torch.tensor([text + [0] * (int(lengths.max()) - len(text)) for text in texts])
+    out = target.forward(ids, target.new_cache(*ids.shape), num_valid=lengths, logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    columns = torch.arange(ids.shape[1])
+    answer = (columns >= torch.tensor([len(prompt) for prompt in PROMPTS])[:, None]) & (columns < lengths[:, None])
+    batch = Batch(ids, answer, out.taps.clone(), out.last.clone(), lengths)
+    draft.scale_to_target_features(batch.taps[0, :4])
+    draft.train()
+    optimizer, losses = Optimizer(draft, "adamw", weight_decay=0.0, muon_lr_scale=1.0), []
+    for _ in range(STEPS):
+        result = draft.losses(batch)
+        losses.append(float(result.loss))
+        optimizer.update(result.loss, 1e-2, clip_norm=1.0)
+    assert losses[-1] < losses[0], "a drafter learns from this family's features"
+    draft.eval().requires_grad_(False)
+    draft.prepare_decoding()
+    return draft
+
+
+def test_eagle3_trains_on_and_drafts_for_every_family(alone: Alone) -> None:
+    draft = trained_on_own_text(alone)
+    drafted = accepted = 0
+    for depth in range(1, 5):
+        run = decode_batch(alone.target, draft, PROMPTS, max_new_tokens=LENGTH, depth=depth, ignore_eos=True)
+        assert_says_the_same(alone, [one.tokens for one in run])
+        drafted += sum(r.drafted for one in run for r in one.rounds)
+        accepted += sum(r.accepted for one in run for r in one.rounds)
+    assert 0 < accepted < drafted, "some guesses are right, and some are dropped"
+
+
+def test_other_methods_draft_for_the_families_in_turn(alone: Alone) -> None:
+    """One method each, so that all methods meet all kinds of layers; the whole matrix is a campaign."""
+    method = OTHERS[EVERY.index(alone.family) % len(OTHERS)]
+    if method == "lookahead" and alone.family in RECURRENT:
+        method = "ngram"
+    draft = build_draft(method, alone.target, {}, torch.arange(0, VOCAB_SIZE, 2))
+    if isinstance(draft, torch.nn.Module):
+        draft.prepare_decoding()  # type: ignore[operator]
+    depth = min(3, draft.max_depth)
+    answers = [
+        decode(alone.target, draft, prompt, max_new_tokens=LENGTH, depth=depth, ignore_eos=True).tokens
+        for prompt in PROMPTS
+    ]
+    assert_says_the_same(alone, answers)
+
+
+def test_trees_are_verified_or_refused_by_name(alone: Alone) -> None:
+    draft = build_draft("eagle3", alone.target, {}, torch.arange(VOCAB_SIZE))
+    draft.prepare_decoding()
+    arguments: dict[str, Any] = {"max_new_tokens": LENGTH, "shape": DynamicShape(3, 3, 8), "ignore_eos": True}
+    if alone.family in RECURRENT:
+        with pytest.raises(UserError, match="leave trees empty"):
+            decode_batch(alone.target, draft, PROMPTS, **arguments)
+    else:
+        answers = decode_batch(alone.target, draft, PROMPTS, **arguments)
+        assert_says_the_same(alone, [answer.tokens for answer in answers])
