@@ -1,7 +1,7 @@
 """Public names: of models, files and settings without this machine's folders, and the search for a private name.
 
 A path is useless elsewhere and may be private: in a release, except in draftsmith/, it is replaced by its last part.
-Before an upload, the release is searched once more (release/upload.py).
+Before an upload, the release is searched once more (release/public_copy.py).
 
 A private name is found as whole words: `Secret-LLM` in `secret_llm_chats.jsonl`, `models--a--secret-llm` and
 `acme%2Fsecret%2Dllm`, but not `llama` in `LlamaForCausalLM`. Escapes of JSON and of addresses are decoded, and text is

@@ -116,8 +116,8 @@ def upload_release(
 
     Args:
         release: what publish.export_release made.
-        comparisons: of speedup.compare_engines, so that this step waits for them; those in the same store as the
-            release count as well. The upload is refused while an engine's newest comparison is a mismatch.
+        comparisons: of speedup.compare_engines. The upload is refused while an engine's newest comparison among them is
+            a mismatch.
         repo: OWNER/NAME of the model repository, which is created if it does not exist.
         private: true makes a new repository visible to its owner only; false refuses a release that names a private
             target, or holds weights of it. Public are the built-in target and hub ids that anybody can read.

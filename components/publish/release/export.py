@@ -15,7 +15,7 @@ exception is `stitched`, a copy of the target's checkpoint with its MTP module r
 
 Folders of this machine are named by their last part, and the target by `target_name`. Only draftsmith/ keeps paths:
 target.json and draft.json load a local target and a local draft model from them. An upload removes them
-(upload.py).
+(public_copy.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from components.publish.formats.mtp import stitch
 from components.publish.formats.registry import TOKENIZER, read_drafter_state, write_format
 from components.publish.names import public_name, public_settings, public_value
 from components.publish.release.checksums import file_records, files_of, write_sums
-from components.publish.release.target_copies import holds_target
+from components.publish.release.public_copy import holds_target
 from components.release_record import (
     RELEASE,
     EngineRecords,

@@ -21,7 +21,7 @@ from components.drafts.storage.quantisation import Packed, pack, quantise
 from components.publish import try_release
 from components.publish.formats.gguf import check_gguf, find_converter, rounded_scales, write_gguf
 from components.publish.release.export import source_of
-from components.publish.release.upload import refuse_leaks
+from components.publish.release.public_copy import refuse_leaks
 from components.targets import load_target
 from components.targets.load import open_target
 from tests.engines.engine_homes import is_ready, llama_cpp_home

@@ -301,34 +301,37 @@ def test_a_release_that_was_changed_is_not_uploaded(
     assert not hub.requests
 
 
-def test_while_an_engine_does_otherwise_nothing_is_uploaded(
+def compared(folder: Path, verdict: str, finished: float, engine: str = "vllm") -> Measurements:
+    """A comparison of an engine with our own loop, as the store keeps it."""
+    folder.mkdir()
+    numbers = dict.fromkeys(EngineComparison.__dataclass_fields__, 0)
+    words = {"session_id": folder.name, "target_key": "t", "draft_key": "e" * 64, "method": "eagle3", "workload": "all"}
+    words |= {"engine": engine, "engine_version": "0.32", "our_rounds_from": "maps", "verdict": verdict}
+    write_rows(folder, [EngineComparison(**{**numbers, **words})])  # type: ignore[arg-type]
+    (folder / "artifact.json").write_text(json.dumps({"finished_at": finished}))
+    return Measurements(key=folder.name, path=folder)
+
+
+def test_while_the_newest_given_comparison_of_an_engine_differs_nothing_is_uploaded(
     hub: LoopbackHub, upload: Upload, export: Callable[..., Any], tmp_path: Path
 ) -> None:
     release = export()
 
-    def compared(name: str, verdict: str, finished: float, engine: str = "vllm") -> Measurements:
-        folder = tmp_path / name
-        folder.mkdir()
-        numbers = dict.fromkeys(EngineComparison.__dataclass_fields__, 0)
-        words = {"session_id": name, "target_key": "t", "draft_key": "e" * 64, "method": "eagle3", "workload": "all"}
-        words |= {"engine": engine, "engine_version": "0.32", "our_rounds_from": "maps", "verdict": verdict}
-        row = EngineComparison(**{**numbers, **words})  # type: ignore[arg-type]
-        write_rows(folder, [row])
-        (folder / "artifact.json").write_text(json.dumps({"finished_at": finished}))
-        return Measurements(key=name, path=folder)
-
-    compared("other-engine", "equal", 9.0, engine="llama.cpp")
-    wrong = compared("first", "mismatch", 1.0)
-    with pytest.raises(UserError, match=r"engine_mismatch stands for vllm 0\.32"):
-        upload(release)  # beside it in the store
-    with pytest.raises(UserError, match="engine_mismatch stands"):
-        upload(release, wrong)
-    compared("silent", "not_compared", 2.0)
-    with pytest.raises(UserError, match="engine_mismatch stands"):
-        upload(release)  # what could not compare clears nothing
+    other = compared(tmp_path / "other-engine", "equal", 9.0, engine="llama.cpp")
+    wrong, silent = compared(tmp_path / "first", "mismatch", 1.0), compared(tmp_path / "silent", "not_compared", 2.0)
+    for given in ([wrong], [other, wrong], [wrong, silent]):  # what could not compare clears nothing
+        with pytest.raises(UserError, match=r"engine_mismatch stands for vllm 0\.32"):
+            upload(release, *given)
     assert not hub.requests
-    compared("mended", "equal", 3.0)
-    upload(release, wrong)
+    upload(release, compared(tmp_path / "mended", "equal", 3.0), wrong)
+    assert len(hub.messages(REPO)) == 2
+
+
+def test_only_comparisons_that_are_given_count(hub: LoopbackHub, upload: Upload, export: Callable[..., Any]) -> None:
+    """The key of the step covers its inputs; a neighbour in the store that it read besides would change it unseen."""
+    release = export()
+    compared(release.path.parent / "beside", "mismatch", 1.0)
+    upload(release)
     assert len(hub.messages(REPO)) == 2
 
 
