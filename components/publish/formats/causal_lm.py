@@ -14,21 +14,11 @@ from typing import final
 
 from components.contract import UserError
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
-from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.interface import (
-    AbstractLayout,
-    DrafterState,
-    Source,
-    inner_size,
-    whole_vocabulary,
-    without_vocabulary,
-)
+from components.publish.formats.interface import DrafterState, Source, whole_vocabulary, without_vocabulary
 from components.publish.formats.llama_block import (
-    Fact,
+    AbstractLlamaLayout,
     block_config,
     block_specs,
-    check_block,
-    check_facts,
     check_positions,
     head_dim_of,
 )
@@ -36,11 +26,12 @@ from components.targets.shape import TargetShape
 
 
 @final
-class CausalLmLayout(AbstractLayout):
+class CausalLmLayout(AbstractLlamaLayout):
     """A draft model as a LlamaForCausalLM with the target's tokenizer files."""
 
     format = "causal-lm"
     methods = ("draft-model",)
+    architectures = ("LlamaForCausalLM",)
     with_tokenizer = True
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
@@ -52,24 +43,17 @@ class CausalLmLayout(AbstractLayout):
                 f" ({settings['model']!r:.80})"
             )
         layers, hidden = int(settings.get("num_layers", 2)), int(settings.get("hidden_size") or shape.hidden_size)
-        block = block_config(
-            shape, intermediate_size=inner_size(drafter, shape), num_layers=layers, dtype=dtype_of(drafter)
-        )
+        block = block_config(drafter, shape, layers)
         if hidden != shape.hidden_size:
             block |= {"hidden_size": hidden, **_sizes_from_tensors(drafter, shape)}
         tensors = without_vocabulary(drafter.tensors)
         if "lm_head.weight" in tensors:
             head = whole_vocabulary(tensors["lm_head.weight"], drafter.tensors.get("d2t"), shape.vocab_size)
             tensors["lm_head.weight"] = head
-        return Checkpoint({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **block}, tensors)
+        return Checkpoint({**self.names(), **block}, tensors)
 
     def recognises(self, config: Config, names: frozenset[str]) -> bool:
         return "model.embed_tokens.weight" in names and "model.norm.weight" in names
-
-    def check_config(self, config: Config, location: str) -> None:
-        check_architecture(config, ("LlamaForCausalLM",), location)
-        check_facts(config, {"model_type": Fact(str, only=("llama",))}, location)
-        check_block(config, location)
 
     def expected(self, config: Config) -> dict[str, Spec]:
         hidden, vocab_size = int(config["hidden_size"]), int(config["vocab_size"])

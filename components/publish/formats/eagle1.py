@@ -19,42 +19,32 @@ from typing import final
 from components.contract import UserError
 from components.drafts.methods.eagle1 import token_scale_of
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
-from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
+from components.publish.formats.interface import DrafterState, Source, without_vocabulary
 from components.publish.formats.llama_block import (
-    IS_LLAMA,
+    AbstractLlamaLayout,
     block_config,
     block_specs,
-    check_block,
-    check_facts,
-    check_positions,
-    check_width,
-    drafter_shape,
     own_block,
+    scaling_field,
 )
-from components.targets.shape import TargetShape
-
-ARCHITECTURES = ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM")
 
 
 @final
-class Eagle1Layout(AbstractLayout):
+class Eagle1Layout(AbstractLlamaLayout):
     """EAGLE-1 and HASS under the names of the first EAGLE release: `fc.*` and `layers.0.*`."""
 
     format = "eagle1"
     methods = ("eagle1", "hass")
+    architectures = ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM", "LlamaForCausalLM")
     shares_head = True
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape = source.shape
-        inner = inner_size(drafter, shape)
         config = {
-            "architectures": list(ARCHITECTURES),
-            "model_type": "llama",
-            **block_config(
-                drafter_shape(shape, drafter.settings), intermediate_size=inner, num_layers=1, dtype=dtype_of(drafter)
-            ),
-            **({"rope_scaling": scaling} if (scaling := drafter.settings.get("rope_scaling")) else {}),
+            **self.names(),
+            "architectures": [*self.architectures[:2]],
+            **block_config(drafter, shape),
+            **scaling_field(drafter),
         }
         tensors = without_vocabulary(drafter.tensors)
         fuse = tensors.get("fc.weight")
@@ -70,9 +60,7 @@ class Eagle1Layout(AbstractLayout):
         return "fc.weight" in names and "d2t" not in names and "Eagle3" not in str(config.get("architectures"))
 
     def check_config(self, config: Config, location: str) -> None:
-        check_architecture(config, (*ARCHITECTURES, "LlamaForCausalLM"), location)
-        check_facts(config, IS_LLAMA, location)
-        check_block(config, location)
+        super().check_config(config, location)
         if config["num_hidden_layers"] != 1:
             raise UserError(f"{location}/config.json: num_hidden_layers is {config['num_hidden_layers']}, must be 1")
 
@@ -84,10 +72,6 @@ class Eagle1Layout(AbstractLayout):
             **block_specs(config, "layers.0.", input_norm=False),
             "embed_tokens.weight": Spec((int(config["vocab_size"]), hidden), optional=True),
         }
-
-    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
-        check_positions(config, shape, location)
-        check_width(config, shape, location)
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config, tensors = checkpoint.config, dict(checkpoint.tensors)

@@ -17,19 +17,16 @@ from torch import Tensor
 from components.contract import UserError
 from components.engines.profiles import NORM_FLAGS, Profile
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec, check_vocabulary
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size
+from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.llama_block import (
     COUNT,
-    IS_LLAMA,
+    AbstractLlamaLayout,
     Fact,
     block_config,
     block_specs,
-    check_block,
     check_facts,
-    check_positions,
-    check_width,
-    drafter_shape,
     own_block,
+    scaling_field,
 )
 from components.targets.shape import TargetShape
 
@@ -40,27 +37,22 @@ NUM_TAPS = 3
 
 
 @final
-class Eagle3Layout(AbstractLayout):
+class Eagle3Layout(AbstractLlamaLayout):
     """EAGLE-3 under the names of its first release: `midlayer.*`, `d2t` and `t2d`."""
 
     format = "eagle3"
     methods = ("eagle3",)
+    architectures = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         """The drafter's tensor names already are the format's; only the config is made here."""
         shape, settings = source.shape, drafter.settings
         config = {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
+            **self.names(),
             "target_hidden_size": shape.hidden_size,
             "draft_vocab_size": draft_vocab_size(drafter, shape.vocab_size),
-            **block_config(
-                drafter_shape(shape, settings),
-                intermediate_size=inner_size(drafter, shape),
-                num_layers=1,
-                dtype=dtype_of(drafter),
-            ),
-            **({"rope_scaling": settings["rope_scaling"]} if settings.get("rope_scaling") else {}),
+            **block_config(drafter, shape),
+            **scaling_field(drafter),
             **{name: True for name in NORM_FLAGS if settings.get(name)},
         }
         return Checkpoint(config, drop_whole_vocabulary(drafter.tensors, shape.vocab_size))
@@ -71,18 +63,8 @@ class Eagle3Layout(AbstractLayout):
         )
 
     def check_config(self, config: Config, location: str) -> None:
-        check_architecture(config, ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"), location)
-        check_facts(config, IS_LLAMA, location)
-        check_block(config, location)
-        if config["num_hidden_layers"] != 1:
-            raise UserError(
-                f"{location}/config.json: num_hidden_layers is {config['num_hidden_layers']}, this layout has one layer"
-            )
-        if config.get("tie_word_embeddings"):
-            raise UserError(
-                f"{location}/config.json: tie_word_embeddings is true: engines would use no lm_head; say false"
-            )
-        check_eagle3(config, location)
+        super().check_config(config, location)
+        check_eagle3(config, config, location)
 
     def expected(self, config: Config) -> dict[str, Spec]:
         return eagle3_specs(config, config, "midlayer.")
@@ -92,8 +74,7 @@ class Eagle3Layout(AbstractLayout):
         check_embedding(checkpoint, checkpoint.config, location)
 
     def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
-        check_positions(config, shape, location)
-        check_width(config, shape, location)
+        super().check_target(config, shape, location)
         check_taps(config, shape.num_layers, location)
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
@@ -136,34 +117,28 @@ def draft_vocab_size(drafter: DrafterState, vocab_size: int) -> int:
     return vocab_size if rows is None else int(rows.shape[0])
 
 
-def dtype_of(drafter: DrafterState) -> torch.dtype:
-    """The floating dtype of a drafter's weights; float32 for a drafter without weights."""
-    return next((t.dtype for _, t in sorted(drafter.tensors.items()) if t.is_floating_point()), torch.float32)
-
-
 def eagle3_flags(config: Config) -> dict[str, bool]:
     """The norms that are on, as settings of method eagle3."""
     return {name: bool(config.get(name)) for name in NORM_FLAGS}
 
 
-def check_architecture(config: Config, allowed: tuple[str, ...], location: str) -> None:
-    """Check that the first entry of `architectures` is one of `allowed`. Raises UserError, one line."""
-    architectures = config.get("architectures")
-    if not isinstance(architectures, list) or not architectures or architectures[0] not in allowed:
+def check_eagle3(config: Config, block: Config, location: str, *, one_layer: bool = True) -> None:
+    """Check the fields that EAGLE-3 adds to a block: draft vocabulary, width of the taps, norm flags, tapped layers.
+
+    block: its Llama fields. one_layer: whether the layout has a single one.
+    """
+    if one_layer and block["num_hidden_layers"] != 1:
         raise UserError(
-            f"{location}/config.json: architectures is {architectures!r:.80}, must be one of {', '.join(allowed)}"
+            f"{location}/config.json: num_hidden_layers is {block['num_hidden_layers']}, this layout has one layer"
         )
-
-
-def check_eagle3(config: Config, location: str) -> None:
-    """Check the fields that EAGLE-3 adds to a block: draft vocabulary, width of the taps, norm flags, tapped layers."""
+    if block.get("tie_word_embeddings"):
+        raise UserError(f"{location}/config.json: tie_word_embeddings is true: engines would use no lm_head; say false")
     facts = {"draft_vocab_size": COUNT, "target_hidden_size": Fact(int, least=1, optional=True), **FLAGS}
     check_facts(config, facts, location)
-    vocab_size = config.get("vocab_size") or config["transformer_layer_config"]["vocab_size"]
-    if config["draft_vocab_size"] > vocab_size:
+    if config["draft_vocab_size"] > block["vocab_size"]:
         raise UserError(
             f"{location}/config.json: draft_vocab_size {config['draft_vocab_size']} is larger than vocab_size"
-            f" {vocab_size}"
+            f" {block['vocab_size']}"
         )
     if config.get("fc_norm") and config.get("norm_before_fc"):
         raise UserError(f"{location}/config.json: fc_norm and norm_before_fc are both on; engines take one of them")

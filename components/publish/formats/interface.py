@@ -142,11 +142,6 @@ class AbstractLayout(ABC):
         """The inverse of `lay_out`, for a checkpoint that has passed its checks."""
 
 
-def inner_size(drafter: DrafterState, shape: TargetShape) -> int:
-    """The width of the drafter's MLPs: its setting, or the target's width."""
-    return int(drafter.settings.get("intermediate_size") or shape.intermediate_size)
-
-
 def replace_prefix(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:
     """The tensors with the prefix `before` of their names replaced by `after`."""
     return {

@@ -1,4 +1,4 @@
-"""The Llama decoder block that every drafter layout uses: its config fields, its tensors and their checks.
+"""The Llama decoder block that most formats use: its config fields, its tensors, their checks, and the layout's frame.
 
 A checkpoint is checked against its own config.json, whose sizes determine the shapes, so that a checkpoint can be
 checked without its target. With a target, `check_positions` and `check_width` compare what the two must share.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from components.contract import UserError
 from components.drafts.settings import OWN_SIZES, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Config, Spec, name_of
+from components.publish.formats.interface import AbstractLayout, DrafterState
 from components.targets.shape import TargetShape
 
 
@@ -38,8 +39,6 @@ LARGEST = 2**53
 OFF = Fact(bool, only=(False,), optional=True)
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-IS_LLAMA = {"model_type": Fact(str, only=("llama",))}
-"""The field that readers look at before `architectures`."""
 BLOCK_FACTS: dict[str, Fact] = {
     "hidden_size": COUNT,
     "intermediate_size": COUNT,
@@ -62,15 +61,45 @@ BLOCK_FACTS: dict[str, Fact] = {
 }
 
 
-def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int, dtype: torch.dtype) -> JsonObject:
-    """The fields of a block with the target's heads, positions and rotary base.
+class AbstractLlamaLayout(AbstractLayout):
+    """A format of Llama blocks.
+
+    architectures: the names of the network that are accepted, the written one first. model_types: the same for the
+    field that readers look at before `architectures`.
+    """
+
+    architectures: ClassVar[tuple[str, ...]]
+    model_types: ClassVar[tuple[str, ...]] = ("llama",)
+
+    def names(self) -> JsonObject:
+        """The first fields of config.json, by which engines find the class that reads it."""
+        return {"architectures": [self.architectures[0]], "model_type": self.model_types[0]}
+
+    def check_config(self, config: Config, location: str) -> None:
+        check_architecture(config, self.architectures, location)
+        check_facts(config, {"model_type": Fact(str, only=self.model_types)}, location)
+        check_block(config, location)
+
+    def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
+        check_positions(config, shape, location)
+        check_width(config, shape, location)
+
+
+def dtype_of(drafter: DrafterState) -> torch.dtype:
+    """The floating dtype of a drafter's weights; float32 for a drafter without weights."""
+    return next((t.dtype for _, t in sorted(drafter.tensors.items()) if t.is_floating_point()), torch.float32)
+
+
+def block_config(drafter: DrafterState, shape: TargetShape, num_layers: int = 1) -> JsonObject:
+    """The fields of a block with the target's heads, positions and rotary base, or the drafter's own.
 
     `rope_theta` is at top level, because engines that look only there fall back to 10000. max_position_embeddings is
     the target's: 2048, as in the first EAGLE-3 release, makes acceptance collapse on longer texts.
     """
+    shape = replace(shape, **{name: drafter.settings[name] for name in OWN_SIZES if drafter.settings.get(name)})
     return {
         "hidden_size": shape.hidden_size,
-        "intermediate_size": intermediate_size,
+        "intermediate_size": int(drafter.settings.get("intermediate_size") or shape.intermediate_size),
         "num_hidden_layers": num_layers,
         "num_attention_heads": shape.num_attention_heads,
         "num_key_value_heads": shape.num_key_value_heads,
@@ -87,17 +116,17 @@ def block_config(shape: TargetShape, *, intermediate_size: int, num_layers: int,
         "bos_token_id": shape.bos_token_id,
         "eos_token_id": shape.eos_token_ids[0] if shape.eos_token_ids else None,
         "pad_token_id": shape.pad_token_id,
-        "torch_dtype": name_of(dtype),
+        "torch_dtype": name_of(dtype_of(drafter)),
     }
 
 
-def drafter_shape(shape: TargetShape, settings: Mapping[str, Any]) -> TargetShape:
-    """A target's shape with the sizes and the rotary base that an imported drafter has of its own."""
-    return replace(shape, **{name: settings[name] for name in OWN_SIZES if settings.get(name)})
+def scaling_field(drafter: DrafterState) -> JsonObject:
+    """`rope_scaling` of a drafter with a rotary scaling of its own; {} for others."""
+    return {"rope_scaling": scaling} if (scaling := drafter.settings.get("rope_scaling")) else {}
 
 
 def own_block(config: Config, shape: TargetShape, location: str) -> JsonObject:
-    """The settings of a drafter whose block is not the target's in every field: the inverse of `drafter_shape`.
+    """The settings of a drafter whose block is not the target's in every field: the inverse of `block_config`.
 
     Raises UserError for a rotary scaling that no drafter here can have.
     """
@@ -138,6 +167,15 @@ def block_specs(config: Config, at: str, *, in_features: int = 0, input_norm: bo
     if not input_norm:
         del specs["input_layernorm.weight"]
     return {at + name: spec for name, spec in specs.items()}
+
+
+def check_architecture(config: Config, allowed: tuple[str, ...], location: str) -> None:
+    """Check that the first entry of `architectures` is one of `allowed`. Raises UserError, one line."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or architectures[0] not in allowed:
+        raise UserError(
+            f"{location}/config.json: architectures is {architectures!r:.80}, must be one of {', '.join(allowed)}"
+        )
 
 
 def check_facts(config: Config, facts: Mapping[str, Fact], location: str) -> None:
@@ -215,15 +253,20 @@ def check_rope(config: Config, location: str) -> None:
 
 def check_positions(config: Config, shape: TargetShape, location: str) -> None:
     """Check that vocabulary and number of positions are the target's. Raises UserError, one line."""
-    if config["vocab_size"] != shape.vocab_size:
-        raise UserError(
-            f"{location}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}:"
-            " it was made for another target"
-        )
+    check_vocab_size(config, shape, location)
     if config["max_position_embeddings"] != shape.max_position_embeddings:
         raise UserError(
             f"{location}/config.json: max_position_embeddings is {config['max_position_embeddings']}, must be the"
             f" target's {shape.max_position_embeddings}: engines cut the rotary table there, and acceptance with it"
+        )
+
+
+def check_vocab_size(config: Config, shape: TargetShape, location: str) -> None:
+    """Check that the vocabulary is the target's. Raises UserError, one line."""
+    if config["vocab_size"] != shape.vocab_size:
+        raise UserError(
+            f"{location}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}:"
+            " it was made for another target"
         )
 
 

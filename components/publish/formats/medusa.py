@@ -13,9 +13,7 @@ from typing import final
 
 import torch
 
-from components.contract import UserError
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec, name_of
-from components.publish.formats.eagle3 import check_architecture, dtype_of
 from components.publish.formats.interface import (
     AbstractLayout,
     DrafterState,
@@ -23,7 +21,17 @@ from components.publish.formats.interface import (
     whole_vocabulary,
     without_vocabulary,
 )
-from components.publish.formats.llama_block import COUNT, DTYPES, LAYERS, Fact, check_facts, check_width
+from components.publish.formats.llama_block import (
+    COUNT,
+    DTYPES,
+    LAYERS,
+    Fact,
+    check_architecture,
+    check_facts,
+    check_vocab_size,
+    check_width,
+    dtype_of,
+)
 from components.targets.shape import TargetShape
 
 PREFIX = "medusa_head."
@@ -93,10 +101,7 @@ class MedusaLayout(AbstractLayout):
 
     def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
         check_width(config, shape, location)
-        if config["vocab_size"] != shape.vocab_size:
-            raise UserError(
-                f"{location}/config.json: vocab_size is {config['vocab_size']}, the target's is {shape.vocab_size}"
-            )
+        check_vocab_size(config, shape, location)
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         """Every head gets its own LM head, since the format has one a head."""

@@ -1,31 +1,25 @@
-"""MTP modules under DeepSeek-V3's names: `model.layers.{n + j}.*`, n = the target's layers, j = 0 .. modules - 1.
+"""MTP modules in three shapes: DeepSeek-V3's names, one module as MiMo-7B's, and a model with its own module replaced.
 
-Each module is one decoder block between a join (`enorm`, `hnorm`, `eh_proj`, embedding first) and `shared_head.norm`.
-The embedding and the LM head are the target's and are not copied. DeepSeek's files repeat them as `embed_tokens` and
-`shared_head.head`; a checkpoint with these copies is accepted as well. The block is a Llama block (grouped-query
-attention, SwiGLU), not DeepSeek's latent attention and experts, so no engine can read this format: mtp.py
-writes one module in the shape that vLLM serves, mtp.py puts a model's native module back into its checkpoint.
+`mtp`: `model.layers.{n + j}.*`, n = the target's layers, j = 0 .. modules - 1. Each module is one decoder block between
+a join (`enorm`, `hnorm`, `eh_proj`, embedding first) and `shared_head.norm`. The embedding and the LM head are the
+target's and are not copied; DeepSeek's files repeat them as `embed_tokens` and `shared_head.head`, and a checkpoint
+with these copies is accepted as well. The block is a Llama block (grouped-query attention, SwiGLU), not DeepSeek's
+latent attention and experts, so no engine can read this format.
 
-One new MTP module in the shape of MiMo-7B's, which vLLM serves beside any dense target of the same block sizes
-and unscaled RoPE.
-
-MiMo's module is our MTP module under other names: token_layernorm, hidden_layernorm, input_proj (HIDDEN STATE first, so
-the halves of our projection are swapped), a Qwen2 block (a Llama block with biases on q, k and v: zeros here) and
+`mimo`: one new module, which vLLM serves beside any dense target of the same block sizes and unscaled RoPE. MiMo's
+module is our MTP module under other names: token_layernorm, hidden_layernorm, input_proj (HIDDEN STATE first, so the
+halves of our projection are swapped), a Qwen2 block (a Llama block with biases on q, k and v: zeros here) and
 final_layernorm; both zero the embedding of position 0. vLLM feeds the module the target's last state after the final
 norm, and drafts every further token with the same module, fed its own normed output. A module trained for the first
 draft token only is therefore served exactly at depth 1, and less well deeper. vLLM's loader requires every tensor of
-the class, so copies of the target's embedding and LM head are written too.
+the class, so copies of the target's embedding and LM head are written too. It does not read this folder's config.json
+for the module: heads, MLP width, norm epsilon and rotary base come from the target's config, and so does the number of
+modules, which is overridden by `--hf-overrides` (launch.py). Sizes are therefore compared with the target's. A target
+with scaled RoPE is refused: vLLM would scale the module's positions as well, and it was trained without scaling.
 
-vLLM does not read this folder's config.json for the module: heads, MLP width, norm epsilon and rotary base come from
-the target's config, and so does the number of modules, which is overridden by `--hf-overrides` (launch.py). Sizes are
-therefore compared with the target's. A target with scaled RoPE is refused: vLLM would scale the module's positions as
-well, and it was trained without scaling.
-
-Write a copy of a model's checkpoint with its native MTP module replaced by a fine-tuned one.
-
-Engines read a native module from the model's checkpoint. The copy has the same files, names and dtypes; only the
-module's tensors differ. Files without any of them are hard-linked where the disk allows, else copied. The written files
-are read back and compared bit for bit.
+`stitched`: engines read a native module from the model's checkpoint. The copy has the same files, names and dtypes;
+only the module's tensors differ. Files without any of them are hard-linked where the disk allows, else copied. The
+written files are read back and compared bit for bit.
 """
 
 from __future__ import annotations
@@ -51,18 +45,15 @@ from components.publish.formats.checkpoint import (
     require_equal,
     save_weights,
 )
-from components.publish.formats.eagle3 import check_architecture, dtype_of
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, without_vocabulary
+from components.publish.formats.interface import DrafterState, Source, without_vocabulary
 from components.publish.formats.llama_block import (
-    IS_LLAMA,
     LAYERS,
+    AbstractLlamaLayout,
     Fact,
     block_config,
     block_specs,
-    check_block,
     check_facts,
-    check_positions,
-    check_width,
+    dtype_of,
     head_dim_of,
 )
 from components.release_record import WeightCounts
@@ -71,24 +62,22 @@ from components.targets.source import list_files
 
 
 @final
-class MtpLayout(AbstractLayout):
+class MtpLayout(AbstractLlamaLayout):
     """MTP modules under DeepSeek-V3's names, for Draftsmith's own reader."""
 
     format = "mtp"
     methods = ("mtp",)
     shares_head = True
+    architectures = ("LlamaMtpModel",)
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         """Checks d2t and t2d (the cut draft vocabulary) and leaves them out."""
         shape, settings = source.shape, drafter.settings
         check_omitted_vocabulary(drafter, shape.vocab_size, "mtp checkpoint")
-        inner = inner_size(drafter, shape)
-        block = block_config(shape, intermediate_size=inner, num_layers=shape.num_layers, dtype=dtype_of(drafter))
         config = {
-            "architectures": ["LlamaMtpModel"],
-            "model_type": "llama",
+            **self.names(),
             # Heads, positions and num_hidden_layers are the target's: the modules' layer numbers continue it.
-            **block,
+            **block_config(drafter, shape, shape.num_layers),
             "tie_word_embeddings": shape.tie_word_embeddings,
             "num_nextn_predict_layers": int(settings.get("mtp_modules", 3)),
             "shared_with_target": ["embed_tokens.weight", "shared_head.head.weight"],
@@ -100,19 +89,15 @@ class MtpLayout(AbstractLayout):
         return "num_nextn_predict_layers" in config or any(name.endswith(".eh_proj.weight") for name in names)
 
     def check_config(self, config: Config, location: str) -> None:
-        check_architecture(config, ("LlamaMtpModel",), location)
-        check_facts(config, IS_LLAMA, location)
-        check_block(config, location)
-        check_facts(config, {"num_nextn_predict_layers": LAYERS}, location)
-        check_facts(config, {"mtp_first_hidden": Fact(str, only=("post_norm", "pre_norm"))}, location)
+        super().check_config(config, location)
+        facts = {"num_nextn_predict_layers": LAYERS, "mtp_first_hidden": Fact(str, only=("post_norm", "pre_norm"))}
+        check_facts(config, facts, location)
 
     def expected(self, config: Config) -> dict[str, Spec]:
         hidden, vocab_size = int(config["hidden_size"]), int(config["vocab_size"])
         specs: dict[str, Spec] = {}
-        for layer in range(
-            config["num_hidden_layers"], config["num_hidden_layers"] + config["num_nextn_predict_layers"]
-        ):
-            prefix = f"model.layers.{layer}."
+        for module in range(config["num_nextn_predict_layers"]):
+            prefix = f"model.layers.{config['num_hidden_layers'] + module}."
             specs |= {
                 f"{prefix}enorm.weight": Spec((hidden,)),
                 f"{prefix}hnorm.weight": Spec((hidden,)),
@@ -125,8 +110,7 @@ class MtpLayout(AbstractLayout):
         return specs
 
     def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
-        check_positions(config, shape, location)
-        check_width(config, shape, location)
+        super().check_target(config, shape, location)
         check_numbering(config, shape, location)
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
@@ -142,9 +126,7 @@ class MtpLayout(AbstractLayout):
 
 def check_omitted_vocabulary(drafter: DrafterState, vocab_size: int, location: str) -> None:
     """Check d2t and t2d of a drafter even though its format leaves them out. Raises UserError, one line."""
-    vocabulary: dict[str, torch.Tensor] = {
-        name: drafter.tensors[name] for name in ("d2t", "t2d") if name in drafter.tensors
-    }
+    vocabulary = {name: drafter.tensors[name] for name in ("d2t", "t2d") if name in drafter.tensors}
     if vocabulary:
         size = vocabulary["d2t"].numel() if "d2t" in vocabulary else 0
         specs = {"d2t": Spec((size,), torch.int64), "t2d": Spec((vocab_size,), torch.bool)}
@@ -172,12 +154,14 @@ SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @final
-class MimoLayout(AbstractLayout):
+class MimoLayout(AbstractLlamaLayout):
     """One MTP module under the names of MiMo-7B, which vLLM serves."""
 
     format = "mimo"
     methods = ("mtp",)
     shares_head = True
+    architectures = ("MiMoForCausalLM",)
+    model_types = ("qwen2", "mimo")
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape, settings, dtype = source.shape, drafter.settings, dtype_of(drafter)
@@ -187,11 +171,8 @@ class MimoLayout(AbstractLayout):
             raise UserError("mimo checkpoint: read after the final norm; train with first_hidden: post_norm")
         check_omitted_vocabulary(drafter, shape.vocab_size, "mimo checkpoint")
         config = {
-            "architectures": ["MiMoForCausalLM"],
-            "model_type": "qwen2",
-            **block_config(
-                shape, intermediate_size=inner_size(drafter, shape), num_layers=shape.num_layers, dtype=dtype
-            ),
+            **self.names(),
+            **block_config(drafter, shape, shape.num_layers),
             "num_nextn_predict_layers": 1,
             "use_sliding_window": False,
         }
@@ -214,9 +195,7 @@ class MimoLayout(AbstractLayout):
         return "MiMo" in str(config.get("architectures")) or any(name.startswith(PREFIX) for name in names)
 
     def check_config(self, config: Config, location: str) -> None:
-        check_architecture(config, ("MiMoForCausalLM",), location)
-        check_facts(config, {"model_type": Fact(str, only=("qwen2", "mimo"))}, location)
-        check_block(config, location)
+        super().check_config(config, location)
         check_facts(config, {"num_nextn_predict_layers": Fact(int, only=(1,))}, location)
         if head_dim_of(config) * config["num_attention_heads"] != config["hidden_size"]:
             raise UserError(
@@ -239,8 +218,7 @@ class MimoLayout(AbstractLayout):
         }
 
     def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
-        check_positions(config, shape, location)
-        check_width(config, shape, location)
+        super().check_target(config, shape, location)
         check_numbering(config, shape, location)
         if shape.rope_scaling:
             raise UserError(

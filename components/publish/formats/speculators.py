@@ -21,28 +21,27 @@ from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import (
     NUM_TAPS,
     TAPS,
-    check_architecture,
     check_eagle3,
     check_embedding,
     check_taps,
     check_vocabulary_pair,
     draft_vocab_size,
     drop_whole_vocabulary,
-    dtype_of,
     eagle3_flags,
     eagle3_specs,
 )
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, inner_size, replace_prefix
+from components.publish.formats.interface import AbstractLayout, DrafterState, Source, replace_prefix
 from components.publish.formats.llama_block import (
     COUNT,
     Fact,
     block_config,
     block_specs,
+    check_architecture,
     check_block,
     check_facts,
     check_positions,
     check_width,
-    drafter_shape,
+    dtype_of,
     own_block,
 )
 from components.targets.shape import TargetShape
@@ -63,9 +62,7 @@ class SpeculatorsLayout(AbstractLayout):
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape, kind = source.shape, TYPES[drafter.method]
         num_layers = int(drafter.settings.get("num_layers", 1)) if kind == "peagle" else 1
-        inner = inner_size(drafter, shape)
-        own_shape, scaling = drafter_shape(shape, drafter.settings), drafter.settings.get("rope_scaling") or {}
-        block = block_config(own_shape, intermediate_size=inner, num_layers=num_layers, dtype=dtype_of(drafter))
+        block, scaling = block_config(drafter, shape, num_layers), drafter.settings.get("rope_scaling") or {}
         depth = drafter.settings.get("parallel_depth" if kind == "peagle" else "ttt_steps", 3)
         config: JsonObject = {
             "architectures": [ARCHITECTURES[kind][0]],
@@ -79,7 +76,7 @@ class SpeculatorsLayout(AbstractLayout):
             LAYER: {
                 "model_type": "llama",
                 **block,
-                "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": own_shape.rope_theta},
+                "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             },
             "speculators_config": {
                 "algorithm": kind,
@@ -124,15 +121,7 @@ class SpeculatorsLayout(AbstractLayout):
             raise UserError(f"{location}/config.json: {LAYER} is missing, or no mapping; it holds the Llama fields")
         check_facts(block, {"model_type": Fact(str, only=("llama",))}, location)
         check_block(block, location)
-        if block.get("tie_word_embeddings"):
-            raise UserError(
-                f"{location}/config.json: tie_word_embeddings is true: engines would use no lm_head; say false"
-            )
-        if kind == "eagle3" and block["num_hidden_layers"] != 1:
-            raise UserError(
-                f"{location}/config.json: num_hidden_layers is {block['num_hidden_layers']}, must be 1 for eagle3"
-            )
-        check_eagle3({**config, "vocab_size": block["vocab_size"]}, location)
+        check_eagle3(config, block, location, one_layer=kind == "eagle3")
         check_facts(config, {"norm_before_residual": Fact(bool)}, location)
         if kind == "peagle":
             check_facts(config, {"mask_token_id": Fact(int, least=0)}, location)
