@@ -5,10 +5,12 @@ Pages, cards, the terminal and Markdown files show the same cells, so a number r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from components.text import in_markdown
+
+Row = TypeVar("Row")
 
 
 class Table(NamedTuple):
@@ -17,6 +19,14 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     stressed: int | None = None
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str] | None], stressed: int | None = None
+    ) -> Table:
+        """A line for each row. columns: title -> the text of a row's cell; None leaves the column out."""
+        cells = {title: cell for title, cell in columns.items() if cell is not None}
+        return cls([*cells], [[cell(row) for cell in cells.values()] for row in rows], stressed)
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown; a stressed row is bold."""

@@ -6,7 +6,7 @@ Each takes rows or parts of a policy and returns a `Table` of text, which Markdo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from components.policy import Gate, MeasuredArm, RankedDrafter, WeightsCost, Winner
@@ -18,27 +18,40 @@ _METHOD_TITLES: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "
 
 def depth_table(evals: Sequence[DepthEval], chosen_depth: int | None = None) -> Table:
     """Every depth of one drafter on one workload. Times in ms, 95 % intervals in brackets."""
-    header = ["depth", "AL", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added", "predicted", "measured"]
-    header += ["P(best)", "regret"]
-    rows = [
-        [
-            str(e.depth_k),
-            f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if e.depth_k else ''}",
-            f"{e.t_target_ms:.2f}",
-            f"{e.t_verify_ms:.2f}",
-            f"{e.t_draft_ms:.2f}",
-            f"{e.cost_ratio:.2f}",
-            format_percent(e.marginal_gain),
-            format_percent(e.marginal_cost),
-            f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if e.depth_k else ''}",
-            format_estimate(e.speedup_meas, e.meas_lo, e.meas_hi),
-            format_percent(e.p_best),
-            format_percent(e.regret),
-        ]
-        for e in sorted(evals, key=lambda e: e.depth_k)
-    ]
-    stressed = next((i for i, row in enumerate(rows) if row[0] == str(chosen_depth)), None)
-    return Table(header, rows, stressed)
+    evals = sorted(evals, key=lambda e: e.depth_k)
+    return Table.of(
+        evals,
+        {
+            "depth": lambda e: str(e.depth_k),
+            "AL": acceptance_length,
+            "T_target": lambda e: f"{e.t_target_ms:.2f}",
+            "T_verify": lambda e: f"{e.t_verify_ms:.2f}",
+            "T_draft": lambda e: f"{e.t_draft_ms:.2f}",
+            "cost": lambda e: f"{e.cost_ratio:.2f}",
+            "gain": lambda e: format_percent(e.marginal_gain),
+            "cost added": lambda e: format_percent(e.marginal_cost),
+            "predicted": predicted_speedup,
+            "measured": measured_speedup,
+            "P(best)": lambda e: format_percent(e.p_best),
+            "regret": lambda e: format_percent(e.regret),
+        },
+        next((i for i, e in enumerate(evals) if e.depth_k == chosen_depth), None),
+    )
+
+
+def acceptance_length(row: DepthEval) -> str:
+    """Tokens a round, bonus included, with the 95 % interval; at depth 0, where it is 1, without one."""
+    return f"{row.al:.2f}{format_interval(row.al_lo, row.al_hi) if row.depth_k else ''}"
+
+
+def predicted_speedup(row: DepthEval | DepthChoice) -> str:
+    """The predicted speedup with its 95 % interval; at depth 0, which is the unit, without one."""
+    return f"{format_ratio(row.speedup_pred)}{format_interval(row.pred_lo, row.pred_hi) if row.depth_k else ''}"
+
+
+def measured_speedup(row: DepthEval | DepthChoice) -> str:
+    """The measured speedup with its 95 % interval; "-" where it was not measured."""
+    return format_estimate(row.speedup_meas, row.meas_lo, row.meas_hi)
 
 
 def evals_by_depth(choice: DepthChoice, evals: Iterable[DepthEval]) -> list[DepthEval]:
@@ -74,26 +87,24 @@ def choice_table(
     choices = list(choices)
     batches, contexts = len({c.batch_size for c in choices}) > 1, any(c.kv_len is not None for c in choices)
     losses = any(c.loss is not None for c in choices)
-    rows = [
-        [
-            drafter_name(c.method, c.draft_key, roles or {}),
-            c.workload,
-            *([str(c.batch_size)] if batches else []),
-            *(["all" if c.kv_len is None else str(c.kv_len)] if contexts else []),
-            str(c.depth_k),
-            f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-            format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
-            format_percent(c.pred_error, sign=True),
-            "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
-            *([format_percent(c.loss)] if losses else []),
-            c.verdict.replace("_", " "),
-        ]
-        for c in choices
-    ]
     wins = [i for i, c in enumerate(choices) if winner and c.draft_key == winner.draft_key and c.workload == ALL]
-    header = ["drafter", "workload", *(["batch"] if batches else []), *(["context"] if contexts else []), "depth"]
-    header += ["predicted", "measured", "gap", "P(S > 1)", *(["lost at one depth"] if losses else []), "verdict"]
-    return Table(header, rows, wins[0] if wins else None)
+    return Table.of(
+        choices,
+        {
+            "drafter": lambda c: drafter_name(c.method, c.draft_key, roles or {}),
+            "workload": lambda c: c.workload,
+            "batch": (lambda c: str(c.batch_size)) if batches else None,
+            "context": (lambda c: "all" if c.kv_len is None else str(c.kv_len)) if contexts else None,
+            "depth": lambda c: str(c.depth_k),
+            "predicted": predicted_speedup,
+            "measured": measured_speedup,
+            "gap": lambda c: format_percent(c.pred_error, sign=True),
+            "P(S > 1)": lambda c: "" if c.p_beats_no_spec is None else f"{c.p_beats_no_spec:.3f}",
+            "lost at one depth": (lambda c: format_percent(c.loss)) if losses else None,
+            "verdict": lambda c: c.verdict.replace("_", " "),
+        },
+        wins[0] if wins else None,
+    )
 
 
 USUAL_DEPTHS = (3, 7)  # the usual depths of engines on CPUs
@@ -102,53 +113,50 @@ USUAL_DEPTHS = (3, 7)  # the usual depths of engines on CPUs
 def edge_table(choices: Iterable[DepthChoice], evals: Iterable[DepthEval], roles: Mapping[str, str]) -> Table | None:
     """The chosen depth beside 3 and 7 drafts, over all prompts; None where neither was evaluated."""
     by_depth = {(e.draft_key, e.batch_size, e.depth_k): e for e in evals if e.workload == ALL and e.tree_budget is None}
-    rows = []
+    pairs: list[tuple[DepthEval, DepthEval]] = []  # (a usual or the chosen depth, the chosen depth)
     for c in choices:
-        at_choice = by_depth.get((c.draft_key, c.batch_size, c.depth_k))
-        if c.workload != ALL or c.kv_len is not None or at_choice is None:
+        chosen = by_depth.get((c.draft_key, c.batch_size, c.depth_k))
+        if c.workload != ALL or c.kv_len is not None or chosen is None:
             continue
-        for depth in sorted({c.depth_k, *USUAL_DEPTHS}):
-            e = by_depth.get((c.draft_key, c.batch_size, depth))
-            if e is None:
-                continue
-            depth_text = f"{depth}" + (" (chosen)" if depth == c.depth_k else "")
-            against = "-" if e is at_choice else f"{100 * (e.speedup_pred / at_choice.speedup_pred - 1):+.1f} %"
-            predicted = f"{format_ratio(e.speedup_pred)}{format_interval(e.pred_lo, e.pred_hi) if depth else ''}"
-            measured = format_estimate(e.speedup_meas, e.meas_lo, e.meas_hi)
-            name = drafter_name(c.method, c.draft_key, roles)
-            rows.append(
-                [
-                    name,
-                    str(c.batch_size),
-                    depth_text,
-                    f"{e.al:.2f}",
-                    f"{e.cost_ratio:.2f}",
-                    predicted,
-                    measured,
-                    against,
-                ]
-            )
-    header = ["drafter", "batch", "depth", "AL", "cost", "predicted", "measured", "predicted against chosen"]
-    return Table(header, rows) if any("(chosen)" not in row[2] for row in rows) else None
+        depths = [by_depth.get((c.draft_key, c.batch_size, depth)) for depth in sorted({c.depth_k, *USUAL_DEPTHS})]
+        pairs += [(e, chosen) for e in depths if e is not None]
+    table = Table.of(
+        pairs,
+        {
+            "drafter": lambda pair: drafter_name(pair[0].method, pair[0].draft_key, roles),
+            "batch": lambda pair: str(pair[0].batch_size),
+            "depth": lambda pair: f"{pair[0].depth_k}{' (chosen)' if pair[0] is pair[1] else ''}",
+            "AL": lambda pair: f"{pair[0].al:.2f}",
+            "cost": lambda pair: f"{pair[0].cost_ratio:.2f}",
+            "predicted": lambda pair: predicted_speedup(pair[0]),
+            "measured": lambda pair: measured_speedup(pair[0]),
+            "predicted against chosen": lambda pair: _difference(*pair),
+        },
+    )
+    return table if any(e is not chosen for e, chosen in pairs) else None
+
+
+def _difference(row: DepthEval, chosen: DepthEval) -> str:
+    return "-" if row is chosen else f"{100 * (row.speedup_pred / chosen.speedup_pred - 1):+.1f} %"
 
 
 def ranking_table(ranking: Sequence[RankedDrafter]) -> Table | None:
     """Every drafter in every shape (policy.json: ranking); None for fewer than two rows."""
-    rows = [
-        [
-            r.method,
-            r.draft_key[:12],
-            chain_or_tree(r.tree_budget),
-            "-" if r.draft_vocab is None else str(r.draft_vocab),
-            str(r.depth_k),
-            format_estimate(r.speedup_pred, r.pred_lo, r.pred_hi),
-            format_percent(r.p_best),
-            format_percent(r.regret),
-        ]
-        for r in ranking
-    ]
-    header = ["drafter", "key", "shape", "draft vocabulary", "depth", "predicted", "P(best)", "regret"]
-    return Table(header, rows, next((i for i, r in enumerate(ranking) if r.chosen), None)) if len(rows) > 1 else None
+    table = Table.of(
+        ranking,
+        {
+            "drafter": lambda r: r.method,
+            "key": lambda r: r.draft_key[:12],
+            "shape": lambda r: chain_or_tree(r.tree_budget),
+            "draft vocabulary": lambda r: "-" if r.draft_vocab is None else str(r.draft_vocab),
+            "depth": lambda r: str(r.depth_k),
+            "predicted": lambda r: format_estimate(r.speedup_pred, r.pred_lo, r.pred_hi),
+            "P(best)": lambda r: format_percent(r.p_best),
+            "regret": lambda r: format_percent(r.regret),
+        },
+        next((i for i, r in enumerate(ranking) if r.chosen), None),
+    )
+    return table if len(ranking) > 1 else None
 
 
 def arm_table(arms: Iterable[MeasuredArm], roles: Mapping[str, str] | None = None) -> Table:
@@ -157,50 +165,36 @@ def arm_table(arms: Iterable[MeasuredArm], roles: Mapping[str, str] | None = Non
     Shape, batch size, dtype and kernel have a column only where they differ or are unusual.
     """
     arms = sorted(arms, key=lambda a: (a.workload != ALL, a.workload, -a.speedup))
-    optional = {
-        "shape": [chain_or_tree(a.tree_budget) for a in arms],
-        "batch": [str(a.batch_size) for a in arms],
-        "dtype": [a.dtype for a in arms],
-        "kernel": [kernel_name(a.kernel) for a in arms],
-    }
-    common = {"shape": "chain", "batch": "1"}
-    varying = (
-        {name: cells for name, cells in optional.items() if set(cells) - {common.get(name, cells[0])}} if arms else {}
+
+    def where_varied(
+        cell: Callable[[MeasuredArm], str], usual: str | None = None
+    ) -> Callable[[MeasuredArm], str] | None:
+        """The column, where its cells differ from the usual text or, without one, from each other."""
+        return cell if {cell(a) for a in arms} - {usual or cell(arms[0]) if arms else ""} else None
+
+    return Table.of(
+        arms,
+        {
+            "arm": lambda a: drafter_name(a.method, a.draft_key, roles or {}),
+            "depth": lambda a: str(a.depth_k),
+            "workload": lambda a: a.workload,
+            "shape": where_varied(lambda a: chain_or_tree(a.tree_budget), "chain"),
+            "batch": where_varied(lambda a: str(a.batch_size), "1"),
+            "dtype": where_varied(lambda a: a.dtype),
+            "kernel": where_varied(lambda a: kernel_name(a.kernel)),
+            "tokens/s": lambda a: f"{a.tokens_per_s:.1f}",
+            "plain tokens/s": lambda a: f"{a.plain_tokens_per_s:.1f}",
+            "AL": lambda a: _format_length(a.al, 2),
+            "AL replayed": lambda a: _format_length(a.al_replayed, 2),
+            "accepted": lambda a: format_percent(a.draft_acceptance_rate),
+            "predicted": lambda a: format_ratio(a.speedup_pred),
+            "speedup": lambda a: format_estimate(a.speedup, a.lo, a.hi),
+            "prompts": lambda a: str(a.num_prompts),
+            "compared": lambda a: str(a.checked),
+            "ties": lambda a: str(a.ties),
+            "differ": lambda a: str(a.divergences),
+        },
     )
-    header = [
-        "arm",
-        "depth",
-        "workload",
-        *varying,
-        "tokens/s",
-        "plain tokens/s",
-        "AL",
-        "AL replayed",
-        "accepted",
-        "predicted",
-        "speedup",
-    ]
-    header += ["prompts", "compared", "ties", "differ"]
-    rows = [
-        [
-            drafter_name(a.method, a.draft_key, roles or {}),
-            str(a.depth_k),
-            a.workload,
-            *(cells[i] for cells in varying.values()),
-            f"{a.tokens_per_s:.1f}",
-            f"{a.plain_tokens_per_s:.1f}",
-            *("-" if length is None else f"{length:.2f}" for length in (a.al, a.al_replayed)),
-            format_percent(a.draft_acceptance_rate),
-            format_ratio(a.speedup_pred),
-            format_estimate(a.speedup, a.lo, a.hi),
-            str(a.num_prompts),
-            str(a.checked),
-            str(a.ties),
-            str(a.divergences),
-        ]
-        for i, a in enumerate(arms)
-    ]
-    return Table(header, rows)
 
 
 def chain_or_tree(budget: int | None) -> str:
@@ -215,53 +209,50 @@ def kernel_name(kernel: str) -> str:
 
 def gate_table(gate: Gate) -> Table:
     """The promotion gate, check by check."""
-    rows = [
-        [
-            c.name.replace("_", " "),
-            "-" if c.value is None else f"{c.value:.4g}",
-            c.limit,
-            "yes" if c.passed else "NO",
-        ]
-        for c in gate.checks
-    ]
-    return Table(["check", "value", "asked", "passed"], rows)
+    return Table.of(
+        gate.checks,
+        {
+            "check": lambda c: c.name.replace("_", " "),
+            "value": lambda c: "-" if c.value is None else f"{c.value:.4g}",
+            "asked": lambda c: c.limit,
+            "passed": lambda c: "yes" if c.passed else "NO",
+        },
+    )
 
 
 def comparison_table(comparisons: Iterable[PairedComparison]) -> Table:
     """Challenger against champion on the same prompts; a ratio above 1 favours the challenger."""
     units = {"decode_speed": "tokens/s", "acceptance_length": "tokens a round"}
-    rows = [
-        [
-            c.quantity.replace("_", " "),
-            c.workload,
-            f"{c.challenger_value:.2f} at depth {c.challenger_depth}",
-            f"{c.champion_value:.2f} at depth {c.champion_depth}",
-            units.get(c.quantity, ""),
-            f"{c.ratio:.3f} [{c.lo:.3f}, {c.hi:.3f}]",
-            str(c.num_prompts),
-            c.verdict.replace("_", " "),
-        ]
-        for c in comparisons
-    ]
-    return Table(["quantity", "workload", "challenger", "champion", "unit", "ratio", "prompts", "verdict"], rows)
+    return Table.of(
+        comparisons,
+        {
+            "quantity": lambda c: c.quantity.replace("_", " "),
+            "workload": lambda c: c.workload,
+            "challenger": lambda c: f"{c.challenger_value:.2f} at depth {c.challenger_depth}",
+            "champion": lambda c: f"{c.champion_value:.2f} at depth {c.champion_depth}",
+            "unit": lambda c: units.get(c.quantity, ""),
+            "ratio": lambda c: f"{c.ratio:.3f} [{c.lo:.3f}, {c.hi:.3f}]",
+            "prompts": lambda c: str(c.num_prompts),
+            "verdict": lambda c: c.verdict.replace("_", " "),
+        },
+    )
 
 
 def drift_table(drifts: Iterable[Drift]) -> Table:
     """Acceptance length of the champion on new traffic against that at its release."""
-    rows = [
-        [
-            d.workload,
-            d.workload_then,
-            str(d.depth_k),
-            f"{d.al_then:.2f}{format_interval(d.then_lo, d.then_hi)}",
-            f"{d.al_now:.2f}{format_interval(d.now_lo, d.now_hi)}",
-            f"{d.change:+.2f}{format_interval(d.lo, d.hi)}",
-            f"{d.num_prompts_then} / {d.num_prompts_now}",
-            "drifted" if d.drifted else "not shown",
-        ]
-        for d in drifts
-    ]
-    return Table(["workload", "held against", "depth", "at release", "now", "change", "prompts", "drift"], rows)
+    return Table.of(
+        drifts,
+        {
+            "workload": lambda d: d.workload,
+            "held against": lambda d: d.workload_then,
+            "depth": lambda d: str(d.depth_k),
+            "at release": lambda d: f"{d.al_then:.2f}{format_interval(d.then_lo, d.then_hi)}",
+            "now": lambda d: f"{d.al_now:.2f}{format_interval(d.now_lo, d.now_hi)}",
+            "change": lambda d: f"{d.change:+.2f}{format_interval(d.lo, d.hi)}",
+            "prompts": lambda d: f"{d.num_prompts_then} / {d.num_prompts_now}",
+            "drift": lambda d: "drifted" if d.drifted else "not shown",
+        },
+    )
 
 
 def flag_table(flags: Iterable[QualityFlag]) -> Table:
@@ -282,46 +273,47 @@ def flag_table(flags: Iterable[QualityFlag]) -> Table:
 
 
 WEIGHT_VERDICTS = {"lower": "lower", "higher": "higher", "undecided": "no difference shown"}
-WEIGHT_HEADER = ["drafter", "weights", "depth", "AL as trained", "AL (95 %)", "change (95 %)", "prompts", "verdict"]
 
 
 def weights_table(costs: Sequence[WeightsCost]) -> Table | None:
     """One line for each rounded drafter; None where no drafter was rounded."""
-    rows = [
-        [
-            c.method,
-            c.weights,
-            str(c.depth_k),
-            f"{c.al_before:.2f}",
-            f"{c.al:.2f} [{c.al_lo:.2f}, {c.al_hi:.2f}]",
-            f"{c.change:+.3f} [{c.change_lo:+.3f}, {c.change_hi:+.3f}]",
-            str(c.num_prompts),
-            WEIGHT_VERDICTS[c.verdict],
-        ]
-        for c in costs
-    ]
-    return Table(WEIGHT_HEADER, rows) if rows else None
+    table = Table.of(
+        costs,
+        {
+            "drafter": lambda c: c.method,
+            "weights": lambda c: c.weights,
+            "depth": lambda c: str(c.depth_k),
+            "AL as trained": lambda c: f"{c.al_before:.2f}",
+            "AL (95 %)": lambda c: f"{c.al:.2f} [{c.al_lo:.2f}, {c.al_hi:.2f}]",
+            "change (95 %)": lambda c: f"{c.change:+.3f} [{c.change_lo:+.3f}, {c.change_hi:+.3f}]",
+            "prompts": lambda c: str(c.num_prompts),
+            "verdict": lambda c: WEIGHT_VERDICTS[c.verdict],
+        },
+    )
+    return table if costs else None
 
 
 def engine_table(rows: Iterable[EngineComparison]) -> Table:
     """One line for each engine, drafter, depth and workload; acceptance length is tokens a round, bonus included."""
-    cells = [
-        [
-            f"{row.engine} {row.engine_version}".strip()
-            + (f", {row.concurrency} at once" if row.concurrency > 1 else ""),
-            row.method,
-            str(row.depth_k),
-            row.workload,
-            _same_texts(row),
-            *(_format_length(value) for value in (row.al_pred, row.al_ours, row.al_engine)),
-            *(format_ratio(value) for value in (row.speedup_pred, row.speedup_ours, row.speedup_engine)),
-            row.verdict.replace("_", " "),
-        ]
-        for row in rows
-    ]
-    header = ["engine", "drafter", "depth", "workload", "same text", "AL predicted", "AL ours", "AL engine"]
-    header += ["speedup predicted", "speedup ours", "speedup engine", "verdict"]
-    return Table(header, cells)
+    return Table.of(
+        rows,
+        {
+            "engine": lambda r: (
+                f"{r.engine} {r.engine_version}".strip() + (f", {r.concurrency} at once" if r.concurrency > 1 else "")
+            ),
+            "drafter": lambda r: r.method,
+            "depth": lambda r: str(r.depth_k),
+            "workload": lambda r: r.workload,
+            "same text": _same_texts,
+            "AL predicted": lambda r: _format_length(r.al_pred),
+            "AL ours": lambda r: _format_length(r.al_ours),
+            "AL engine": lambda r: _format_length(r.al_engine),
+            "speedup predicted": lambda r: format_ratio(r.speedup_pred),
+            "speedup ours": lambda r: format_ratio(r.speedup_ours),
+            "speedup engine": lambda r: format_ratio(r.speedup_engine),
+            "verdict": lambda r: r.verdict.replace("_", " "),
+        },
+    )
 
 
 def _same_texts(row: EngineComparison) -> str:
@@ -331,5 +323,5 @@ def _same_texts(row: EngineComparison) -> str:
     return f"{share}, {row.num_ties} at a tie" if row.num_ties else share
 
 
-def _format_length(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _format_length(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -126,7 +126,7 @@ class MtpLayout(AbstractLlamaLayout):
 
 def check_omitted_vocabulary(drafter: DrafterState, vocab_size: int, location: str) -> None:
     """Check d2t and t2d of a drafter even though its format leaves them out. Raises UserError, one line."""
-    vocabulary = {name: drafter.tensors[name] for name in ("d2t", "t2d") if name in drafter.tensors}
+    vocabulary: dict[str, Tensor] = {name: drafter.tensors[name] for name in ("d2t", "t2d") if name in drafter.tensors}
     if vocabulary:
         size = vocabulary["d2t"].numel() if "d2t" in vocabulary else 0
         specs = {"d2t": Spec((size,), torch.int64), "t2d": Spec((vocab_size,), torch.bool)}

@@ -180,20 +180,8 @@ def charts_of(facts: JsonObject) -> dict[str, str]:
 
 def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
-    names = (
-        "choices",
-        "edge",
-        "contexts",
-        "ranking",
-        "cost_grids",
-        "prefill",
-        "comparisons",
-        "weights",
-        "drift",
-        "served",
-        "arms",
-    )
-    tables = [(name.replace("_", "-"), facts[name]) for name in (*names, "arms_by_workload", "gate_table", "flags")]
+    names = "choices edge contexts ranking cost_grids prefill comparisons weights drift served arms arms_by_workload"
+    tables = [(name.replace("_", "-"), facts[name]) for name in (*names.split(), "gate_table", "flags")]
     for d in facts["drafters"]:
         batch = f"batch-{d['choice'].batch_size}"
         tables.append((f"depths-{d['choice'].method}-{d['choice'].draft_key[:8]}-{batch}", d["table"]))
@@ -309,15 +297,15 @@ def prefill_table(cells: Sequence[CostCell]) -> Table | None:
             groups[c.method, c.draft_key, c.phase, c.batch_size, c.num_rows].append(c.median_ns / 1e6)
     names = distinct_names((method, key) for method, key, *_ in groups)
     words = {"prefill": "the target's pass over the prompt", "draft_prefill": "the drafter's intake and first proposal"}
-    rows = [
-        [
-            names[method, key] or "-",
-            words[phase],
-            str(batch),
-            str(length),
-            f"{median(times):.3g}",
-            str(len(times)),
-        ]
-        for (method, key, phase, batch, length), times in sorted(groups.items(), key=lambda item: (item[0][2], item[0]))
-    ]
-    return Table(["drafter", "what", "batch", "prompt tokens", "median ms", "blocks"], rows) if rows else None
+    table = Table.of(
+        sorted(groups.items(), key=lambda item: (item[0][2], item[0])),
+        {
+            "drafter": lambda item: names[item[0][:2]] or "-",
+            "what": lambda item: words[item[0][2]],
+            "batch": lambda item: str(item[0][3]),
+            "prompt tokens": lambda item: str(item[0][4]),
+            "median ms": lambda item: f"{median(item[1]):.3g}",
+            "blocks": lambda item: str(len(item[1])),
+        },
+    )
+    return table if groups else None

@@ -15,9 +15,9 @@ from components.outside_json import JsonObject
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
 from components.report.pages.training_data import trained_on
-from components.report.tables import method_title
+from components.report.tables import measured_speedup, method_title, predicted_speedup
 from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
-from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
+from components.tables import Table, format_interval, format_percent
 
 NAMES: Final = {
     "ar": "Arabic",
@@ -117,33 +117,18 @@ def format_change(row: AcceptanceByLanguage) -> str:
 def language_table(rows: Sequence[AcceptanceByLanguage]) -> Table:
     """One line for each language and mix, grouped by language; "all languages" is last."""
     mixes = mix_names(rows)
-    ordered = sorted(
-        rows, key=lambda row: (row.language == ALL, row.language)
-    )  # a stable sort: the baseline stays first
-    return Table(
-        [
-            "language",
-            "trained on",
-            "its training prompts",
-            "test prompts",
-            "acceptance length",
-            "change",
-            "verdict",
-            "in vocabulary",
-        ],
-        [
-            [
-                in_english(row.language),
-                mixes[row.draft_key],
-                f"{row.num_trained_on:,}",
-                str(row.num_prompts),
-                f"{row.al:.2f}{format_interval(row.al_lo, row.al_hi)}",
-                format_change(row),
-                row.verdict,
-                format_percent(row.coverage),
-            ]
-            for row in ordered
-        ],
+    return Table.of(
+        sorted(rows, key=lambda row: (row.language == ALL, row.language)),  # a stable sort: the baseline stays first
+        {
+            "language": lambda row: in_english(row.language),
+            "trained on": lambda row: mixes[row.draft_key],
+            "its training prompts": lambda row: f"{row.num_trained_on:,}",
+            "test prompts": lambda row: str(row.num_prompts),
+            "acceptance length": lambda row: f"{row.al:.2f}{format_interval(row.al_lo, row.al_hi)}",
+            "change": format_change,
+            "verdict": lambda row: row.verdict,
+            "in vocabulary": lambda row: format_percent(row.coverage),
+        },
     )
 
 
@@ -198,17 +183,14 @@ def speedup_table(
     )
     if not any(c.workload != ALL for c in of_languages):
         return None
-    return Table(
-        ["language", "trained on", "depth", "predicted", "measured", "verdict"],
-        [
-            [
-                in_english(c.workload),
-                mixes[c.draft_key],
-                str(c.depth_k),
-                f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
-                c.verdict.replace("_", " "),
-            ]
-            for c in of_languages
-        ],
+    return Table.of(
+        of_languages,
+        {
+            "language": lambda c: in_english(c.workload),
+            "trained on": lambda c: mixes[c.draft_key],
+            "depth": lambda c: str(c.depth_k),
+            "predicted": predicted_speedup,
+            "measured": measured_speedup,
+            "verdict": lambda c: c.verdict.replace("_", " "),
+        },
     )

@@ -18,9 +18,9 @@ from components.policy import MeasuredArm, read_policy
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
 from components.report.summary import verdict_in_words
-from components.report.tables import flag_table
+from components.report.tables import acceptance_length, flag_table, measured_speedup, predicted_speedup
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
-from components.tables import Table, format_estimate, format_interval, format_ratio
+from components.tables import Table, format_estimate, format_ratio
 
 
 @dataclass(frozen=True)
@@ -99,30 +99,28 @@ def _recorded_facts(draft: Draft | None) -> tuple[int | None, float | None]:
 
 def methods_table(drafters: Sequence[Drafter], arms: Sequence[MeasuredArm], winner: str | None) -> Table:
     """One line a drafter; prompt lookup, which has no drafter, is added from its measured arm."""
-    rows = []
-    for d in drafters:
-        e, c = d.at_chosen_depth(), d.choice
-        rows.append(
-            [
-                d.name,
-                "-" if d.parameters is None else f"{d.parameters:,}",
-                "-" if d.minutes is None else f"{d.minutes:.1f}",
-                str(c.depth_k),
-                f"{e.al:.2f}{format_interval(e.al_lo, e.al_hi) if c.depth_k else ''}",
-                f"{e.cost_ratio:.2f}",
-                f"{format_ratio(c.speedup_pred)}{format_interval(c.pred_lo, c.pred_hi) if c.depth_k else ''}",
-                format_estimate(c.speedup_meas, c.meas_lo, c.meas_hi),
-                c.verdict.replace("_", " "),
-            ]
-        )
+    table = Table.of(
+        drafters,
+        {
+            "method": lambda d: d.name,
+            "parameters": lambda d: "-" if d.parameters is None else f"{d.parameters:,}",
+            "training minutes": lambda d: "-" if d.minutes is None else f"{d.minutes:.1f}",
+            "depth": lambda d: str(d.choice.depth_k),
+            "AL": lambda d: acceptance_length(d.at_chosen_depth()),
+            "cost": lambda d: f"{d.at_chosen_depth().cost_ratio:.2f}",
+            "predicted": lambda d: predicted_speedup(d.choice),
+            "measured": lambda d: measured_speedup(d.choice),
+            "verdict": lambda d: d.choice.verdict.replace("_", " "),
+        },
+        next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None),
+    )
     methods = {d.choice.method for d in drafters}
     for a in arms:
         if a.workload == ALL and a.method not in {*methods, "none"} and not a.draft_key:
             al = "-" if a.al is None else f"{a.al:.2f} on {a.num_prompts} timed prompts"
             speed = format_estimate(a.speedup, a.lo, a.hi)
-            rows.append([a.method, "0", "-", str(a.depth_k), al, "-", "-", speed, "-"])
-    header = ["method", "parameters", "training minutes", "depth", "AL", "cost", "predicted", "measured", "verdict"]
-    return Table(header, rows, next((i for i, d in enumerate(drafters) if d.choice.draft_key == winner), None))
+            table.rows.append([a.method, "0", "-", str(a.depth_k), al, "-", "-", speed, "-"])
+    return table
 
 
 def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
@@ -157,32 +155,21 @@ def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
 
 def tree_table(drafters: Sequence[Drafter]) -> Table | None:
     """Every tree beside the chain of the same depth; None where no tree was measured."""
-    rows = []
-    for d in drafters:
-        chains = {e.depth_k: e for e in d.evals}
-        best = max(e.speedup_pred for e in d.evals)
-        for tree in d.trees:
-            chain = chains.get(tree.depth_k)
-            rows.append(
-                [
-                    d.name,
-                    str(tree.depth_k),
-                    str(tree.tree_budget),
-                    f"{tree.al:.2f}",
-                    "-" if chain is None else f"{chain.al:.2f}",
-                    f"{tree.cost_ratio:.2f}",
-                    format_estimate(tree.speedup_pred, tree.pred_lo, tree.pred_hi),
-                    "-" if chain is None else format_ratio(chain.speedup_pred),
-                    "tree" if tree.speedup_pred > best else "chain",
-                ]
-            )
-    header = [
-        "method",
-        "depth",
-        "tree budget",
-        "AL of the tree",
-        "AL of the chain",
-        "cost of the tree",
-        "tree predicted",
-    ]
-    return Table([*header, "chain predicted", "faster at its best depth"], rows) if rows else None
+    chains = {(d.name, e.depth_k): e for d in drafters for e in d.evals}
+    best = {d.name: max(e.speedup_pred for e in d.evals) for d in drafters if d.trees}
+    trees = [(d.name, tree, chains.get((d.name, tree.depth_k))) for d in drafters for tree in d.trees]
+    table = Table.of(
+        trees,
+        {
+            "method": lambda row: row[0],
+            "depth": lambda row: str(row[1].depth_k),
+            "tree budget": lambda row: str(row[1].tree_budget),
+            "AL of the tree": lambda row: f"{row[1].al:.2f}",
+            "AL of the chain": lambda row: "-" if row[2] is None else f"{row[2].al:.2f}",
+            "cost of the tree": lambda row: f"{row[1].cost_ratio:.2f}",
+            "tree predicted": lambda row: format_estimate(row[1].speedup_pred, row[1].pred_lo, row[1].pred_hi),
+            "chain predicted": lambda row: "-" if row[2] is None else format_ratio(row[2].speedup_pred),
+            "faster at its best depth": lambda row: "tree" if row[1].speedup_pred > best[row[0]] else "chain",
+        },
+    )
+    return table if trees else None
