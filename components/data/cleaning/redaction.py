@@ -9,11 +9,11 @@ boundaries that Chinese does not have. Names of people are not redacted: that ne
 from __future__ import annotations
 
 import functools
-import importlib
 import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Final
 
 from components.contract import UserError
@@ -36,31 +36,20 @@ _DIGITS: Final = re.compile(r"\d(?:[^\w\n]{0,3}\d){6}")
 _DECIMALS: Final = re.compile(r"\.\d{5}")
 _MIN_KEY: Final = 12
 """A shorter group of a pattern is the prefix of a key, not the key."""
-_DETECTORS: Final = {
-    "aws": "AWSKeyDetector",
-    "azure_storage_key": "AzureStorageKeyDetector",
-    "discord": "DiscordBotTokenDetector",
-    "github_token": "GitHubTokenDetector",
-    "gitlab_token": "GitLabTokenDetector",
-    "jwt": "JwtTokenDetector",
-    "mailchimp": "MailchimpDetector",
-    "npm": "NpmDetector",
-    "openai": "OpenAIDetector",
-    "pypi_token": "PypiTokenDetector",
-    "sendgrid": "SendGridDetector",
-    "slack": "SlackDetector",
-    "square_oauth": "SquareOAuthDetector",
-    "stripe": "StripeDetector",
-    "telegram_token": "TelegramBotTokenDetector",
-    "twilio": "TwilioKeyDetector",
-}
+_DETECTORS: Final = (
+    *("aws.AWSKey", "azure_storage_key.AzureStorageKey", "discord.DiscordBotToken", "github_token.GitHubToken"),
+    *("gitlab_token.GitLabToken", "jwt.JwtToken", "mailchimp.Mailchimp", "npm.Npm", "openai.OpenAI"),
+    *("pypi_token.PypiToken", "sendgrid.SendGrid", "slack.Slack", "square_oauth.SquareOAuth", "stripe.Stripe"),
+    *("telegram_token.TelegramBotToken", "twilio.TwilioKey"),
+)
+"""Plugins of detect-secrets: module and class, whose name ends in Detector."""
 
 
 def require_redaction() -> None:
     """Raise UserError, in one line with what to install, where the libraries are missing."""
     for module in ("phonenumbers", "detect_secrets"):
         try:
-            importlib.import_module(module)
+            import_module(module)
         except ImportError as error:
             raise UserError(
                 f"redact: true needs {module}, which is not installed; run pip install 'draftsmith[redaction]', "
@@ -156,8 +145,6 @@ _FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
 
 @functools.cache
 def _key_patterns() -> tuple[re.Pattern[str], ...]:
-    detectors = (
-        getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)
-        for module, name in _DETECTORS.items()
-    )
+    names = (detector.split(".") for detector in _DETECTORS)
+    detectors = (getattr(import_module(f"detect_secrets.plugins.{file}"), f"{name}Detector") for file, name in names)
     return tuple(pattern for detector in detectors for pattern in detector().denylist)

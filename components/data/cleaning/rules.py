@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from components.data.cleaning.encoding import has_control_characters, is_mojibake
@@ -127,10 +127,10 @@ def _leftovers(chat: Chat, cleaning: Cleaning) -> str | None:
 
 def _refusal(chat: Chat, cleaning: Cleaning) -> str | None:
     heads = [_head(text) for text in _texts(chat, "assistant")]
-    if cleaning.refusals and any(_refusals(cleaning.also_refusals).match(head) for head in heads):
+    if cleaning.refusals and any(_any_of(*REFUSALS, *cleaning.also_refusals).match(head) for head in heads):
         return "refusal"
     if cleaning.boilerplate:
-        if any(_boilerplate(cleaning.also_boilerplate).search(head) for head in heads):
+        if any(_any_of(*BOILERPLATE, *cleaning.also_boilerplate).search(head) for head in heads):
             return "boilerplate"
         if any(_page().search(text) for text in _texts(chat, "assistant")):
             return "boilerplate"
@@ -138,7 +138,7 @@ def _refusal(chat: Chat, cleaning: Cleaning) -> str | None:
 
 
 def _web_boilerplate(chat: Chat, cleaning: Cleaning) -> str | None:
-    matched = cleaning.boilerplate and _web(cleaning.also_boilerplate).search(chat.text)
+    matched = cleaning.boilerplate and _any_of(*WEB_BOILERPLATE, *cleaning.also_boilerplate).search(chat.text)
     return "boilerplate" if matched else None
 
 
@@ -207,7 +207,7 @@ def _mostly_tags(chat: Chat, share: float) -> bool:
         elif message["role"] == "assistant" and ("<" in text or "&" in text):
             prose = _CODE.sub(" ", text)
             in_tags = sum(len(tag) for tag in _TAG.findall(prose))
-            if in_tags > share * max(1, len(prose.strip())) and not _about_markup().search(questions):
+            if in_tags > share * max(1, len(prose.strip())) and not _any_of(ABOUT_MARKUP).search(questions):
                 return True
     return False
 
@@ -218,23 +218,9 @@ def _only_addresses(text: str) -> bool:
     return not any(character.isalnum() for character in _ADDRESS.sub(" ", text))
 
 
-def _compiled(expressions: Sequence[str]) -> re.Pattern[str]:
+@functools.lru_cache(maxsize=32)
+def _any_of(*expressions: str) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{expression})" for expression in expressions), re.IGNORECASE)
-
-
-@functools.lru_cache(maxsize=8)
-def _refusals(further: tuple[str, ...]) -> re.Pattern[str]:
-    return _compiled((*REFUSALS, *further))
-
-
-@functools.lru_cache(maxsize=8)
-def _boilerplate(further: tuple[str, ...]) -> re.Pattern[str]:
-    return _compiled((*BOILERPLATE, *further))
-
-
-@functools.lru_cache(maxsize=8)
-def _web(further: tuple[str, ...]) -> re.Pattern[str]:
-    return _compiled((*WEB_BOILERPLATE, *further))
 
 
 @functools.cache
@@ -245,11 +231,6 @@ def _page() -> re.Pattern[str]:
 @functools.cache
 def _marks() -> re.Pattern[str]:
     return re.compile("|".join(TEMPLATE_MARKS))
-
-
-@functools.cache
-def _about_markup() -> re.Pattern[str]:
-    return re.compile(ABOUT_MARKUP, re.IGNORECASE)
 
 
 HEAD_CHARACTERS: Final = 300

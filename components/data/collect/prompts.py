@@ -10,11 +10,12 @@ split (by file), the copy on the evaluation side is kept.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from components.contract import Context, Prompts, UserError
 from components.data.formats.prompts import Prompt, content_of, hash_number, question_of, write_prompts
@@ -27,6 +28,9 @@ from components.data.sources.shapes import Question, read_label, read_shape
 from components.data.sources.tables import hub_rows
 from components.text import as_utf8
 
+Table = tuple[str, str, Iterator[tuple[int, Any]]]
+"""(location, name, rows with their lines)."""
+Item = TypeVar("Item")
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 """Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
 _EVALUATION: Final = ("test", "warm_up", "validation")
@@ -101,8 +105,8 @@ def _stdlib_prompts(workload: str) -> Iterator[Prompt]:
             yield prompt_of(question, split, workload or STDLIB, entry.source)
 
 
-def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterator[tuple[int, Any]]]]:
-    """(name, label, rows) of each file of a source, or of the one split of a data set."""
+def _tables(source: str, set_aside: SetAside) -> Iterator[Table]:
+    """Each file of a source, or the one split of a data set."""
     if source.startswith(PREFIX):
         hub_source = parse_hub_source(source)
         yield source, hub_source.label, hub_rows(hub_source)
@@ -111,38 +115,64 @@ def _tables(source: str, set_aside: SetAside) -> Iterator[tuple[str, str, Iterat
         yield str(file), stem_of(file), read_rows(file, set_aside)
 
 
+def read_items(
+    tables: Callable[[SetAside], Iterable[Table]],
+    read: Callable[[Any, str, str], Item],
+    counts: Counter[str],
+    ctx: Context,
+    *,
+    label: str,
+    max_rows: int | None = None,
+    refuse_unusable: bool = False,
+) -> Iterator[Item]:
+    """What `read` makes of every usable row; increments rows, usable and set_aside in `counts`.
+
+    read: takes a row, the location and the name of its table; raises BadRow. label: the source, in messages.
+    refuse_unusable: whether a table without a usable row is an error.
+    """
+    first: dict[str, str] = {}
+
+    def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
+        counts["set_aside"] += 1
+        first.setdefault(location, f"line {line}, {fault}")
+        ctx.set_aside(as_utf8(location), line, str(fault), row)
+
+    num_rows = 0
+    for location, name, rows in tables(set_aside):
+        usable_before, bad_before = counts["usable"], counts["set_aside"]
+        for line, row in rows:
+            if num_rows == max_rows:
+                ctx.note(f"{label}: stopped after {max_rows} rows (max_rows); raise it to look at more")
+                return
+            num_rows += 1
+            counts["rows"] += 1
+            try:
+                item = read(row, location, name)
+            except BadRow as fault:
+                set_aside(location, line, fault, row_excerpt(row))
+                continue
+            counts["usable"] += 1
+            yield item
+        if refuse_unusable and counts["usable"] == usable_before:
+            if bad := counts["set_aside"] - bad_before:
+                raise UserError(
+                    f"source: {location}: no usable row, {bad} set aside; the first: {first[location]}; mend the rows"
+                )
+            raise UserError(f"source: {location}: there are no rows in it; remove it or fill it")
+
+
 def _row_prompts(
     source: str, workload: str, workload_field: str, max_rows: int, counts: Counter[str], ctx: Context
 ) -> Iterator[Prompt]:
-    """Every usable row as a prompt; increments rows, usable and set_aside in `counts`."""
-    first: dict[str, str] = {}
+    """Every usable row as a prompt."""
 
-    def set_aside(file: str, line: int, fault: BadRow, row: str) -> None:
-        counts["set_aside"] += 1
-        first.setdefault(file, f"line {line}, {fault}")
-        ctx.set_aside(as_utf8(file), line, str(fault), row)
+    def read(row: Any, file: str, name: str) -> Prompt:
+        question = read_shape(row)
+        label = read_label(row, workload_field) if workload_field else workload or name
+        return prompt_of(question, "train", label, as_utf8(file.rsplit("/", 1)[-1]))
 
-    for file, name, rows in _tables(source, set_aside):
-        usable_before, bad_before = counts["usable"], counts["set_aside"]
-        for line, row in rows:
-            if counts["rows"] == max_rows:
-                ctx.note(f"{source}: stopped after {max_rows} rows (max_rows); raise it to look at more")
-                return
-            counts["rows"] += 1
-            try:
-                question = read_shape(row)
-                label = read_label(row, workload_field) if workload_field else workload or name
-            except BadRow as fault:
-                set_aside(file, line, fault, row_excerpt(row))
-                continue
-            counts["usable"] += 1
-            yield prompt_of(question, "train", label, as_utf8(file.rsplit("/", 1)[-1]))
-        if counts["usable"] == usable_before:
-            if bad := counts["set_aside"] - bad_before:
-                raise UserError(
-                    f"source: {file}: no usable row, {bad} set aside; the first: {first[file]}; mend the rows"
-                )
-            raise UserError(f"source: {file}: there are no rows in it; remove it or fill it")
+    tables = functools.partial(_tables, source)
+    return read_items(tables, read, counts, ctx, label=source, max_rows=max_rows, refuse_unusable=True)
 
 
 def questions_of_source(keep_out: str, max_rows: int, counts: Counter[str], ctx: Context) -> frozenset[int]:

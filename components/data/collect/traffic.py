@@ -15,10 +15,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from components.contract import Context, NothingNew, Prompts, UserError
-from components.data.collect.prompts import prompt_of, questions_of_source, select_prompts, split_prompts
+from components.data.collect.prompts import (
+    Table,
+    prompt_of,
+    questions_of_source,
+    read_items,
+    select_prompts,
+    split_prompts,
+)
 from components.data.formats.prompts import (
     SPLITS,
     Prompt,
@@ -28,7 +35,7 @@ from components.data.formats.prompts import (
     read_prompts,
     write_prompts,
 )
-from components.data.sources.bad_rows import BadRow, row_excerpt
+from components.data.sources.bad_rows import SetAside
 from components.data.sources.files import SUFFIXES, read_rows
 from components.data.sources.listing import traffic_files
 from components.data.sources.shapes import read_label, read_shape, unwrap_row
@@ -92,27 +99,22 @@ def collect_traffic(
 
 def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
     """The prompts of all usable rows of a source; other rows are set aside and counted."""
-
-    def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
-        counts["set_aside"] += 1
-        ctx.set_aside(as_utf8(location), line, str(fault), row)
-
     files, num_skipped = traffic_files(source)
     if num_skipped:
         reason = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
         ctx.note(f"{source}: {num_skipped} files left alone: {reason}")
-    for number, file in enumerate(files):
-        for line, row in read_rows(file, set_aside):
-            counts["rows"] += 1
-            try:
-                inner = unwrap_row(row) if isinstance(row, Mapping) else row
-                question = read_shape(inner)
-                label = read_label({**inner, **row}, field) if field else workload
-            except BadRow as fault:
-                set_aside(str(file), line, fault, row_excerpt(row))
-                continue
-            yield prompt_of(question, "train", label, as_utf8(file.name))
-        ctx.progress(number + 1, len(files), "files")
+
+    def tables(set_aside: SetAside) -> Iterator[Table]:
+        for number, file in enumerate(files, start=1):
+            yield str(file), as_utf8(file.name), read_rows(file, set_aside)
+            ctx.progress(number, len(files), "files")
+
+    def read(row: Any, _: str, name: str) -> Prompt:
+        inner = unwrap_row(row) if isinstance(row, Mapping) else row
+        question = read_shape(inner)
+        return prompt_of(question, "train", read_label({**inner, **row}, field) if field else workload, name)
+
+    return read_items(tables, read, counts, ctx, label=source)
 
 
 def _new_prompts(

@@ -9,6 +9,7 @@ by one, so that a bad one is set aside alone; CSV, also inside a zip, is read be
 from __future__ import annotations
 
 import fnmatch
+import functools
 import lzma
 import struct
 import zipfile
@@ -22,12 +23,12 @@ from typing import Any, Final, cast
 import huggingface_hub
 
 from components.contract import Context, Prompts, Target, UserError
-from components.data.collect.prompts import prompt_of, select_prompts, split_prompts
+from components.data.collect.prompts import Table, prompt_of, read_items, select_prompts, split_prompts
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import Prompt, encode_prompt, write_prompts
 from components.data.settings import WorkloadSource, workload_source
 from components.data.sources.addresses import PREFIX, HubSource, parse_hub_source
-from components.data.sources.bad_rows import BadRow, Row, SetAside, row_excerpt
+from components.data.sources.bad_rows import BadRow, Row, SetAside
 from components.data.sources.files import read_rows, stem_of
 from components.data.sources.listing import local_files
 from components.data.sources.presets import WorkloadPreset
@@ -37,7 +38,7 @@ from components.data.sources.tables import csv_rows, hub_rows
 from components.outside_json import JsonObject
 from components.targets.generate import continue_batch
 from components.targets.load import open_target, open_tokenizer
-from components.text import as_utf8, message_of
+from components.text import message_of
 
 _BATCH: Final = 8
 """Number of first turns that are answered in one batch."""
@@ -111,7 +112,8 @@ def _select(
     """The selected prompts of one source, workload by workload; raises UserError when it has none."""
     by_workload: dict[str, list[Candidate]] = {}
     num_rows = 0
-    for candidate in _read_candidates(source, max_rows, counts, ctx):
+    tables, read = functools.partial(_tables, source), functools.partial(_candidate_of_row, source)
+    for candidate in read_items(tables, read, counts, ctx, label=source.label, max_rows=max_rows):
         num_rows += 1
         if candidate.prompt.num_characters > max_characters:
             counts["too_long"] += 1
@@ -136,28 +138,7 @@ def _select(
     return selected
 
 
-def _read_candidates(source: WorkloadSource, max_rows: int, counts: Counter[str], ctx: Context) -> Iterator[Candidate]:
-    """The candidates of all usable rows of a source; other rows are set aside and counted."""
-
-    def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
-        counts["set_aside"] += 1
-        ctx.set_aside(as_utf8(location), line, str(fault), row)
-
-    looked_at = 0
-    for location, name, rows in tables(source, set_aside):
-        for line, row in rows:
-            if looked_at == max_rows:
-                ctx.note(f"{source.label}: stopped after {max_rows} rows (max_rows); raise it to look at more")
-                return
-            looked_at += 1
-            counts["rows"] += 1
-            try:
-                yield _candidate_of_row(source, row, name)
-            except BadRow as fault:
-                set_aside(location, line, fault, row_excerpt(row))
-
-
-def _candidate_of_row(source: WorkloadSource, row: Any, table: str) -> Candidate:
+def _candidate_of_row(source: WorkloadSource, row: Any, _: str, table: str) -> Candidate:
     """The prompt of one row; raises BadRow where it has no question."""
     if not isinstance(row, Mapping):
         raise BadRow("a row must be an object with fields")
@@ -275,11 +256,8 @@ _ZIP_ERRORS: Final = (
 )
 """Errors that a damaged zip, or one with a password, raises where it is opened or read."""
 
-Table = tuple[str, str, Iterator[tuple[int, Any]]]
-"""(location, name, rows with their lines)."""
 
-
-def tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
+def _tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
     """Every table of a source; raises UserError where one cannot be read."""
     preset = source.resolved_preset
     if not source.path:

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -37,12 +37,21 @@ from components.contract import Chats, Context, Prompts, UserError
 from components.data.dedup.decontamination import MIN_TURN, Item, items_of, num_too_short, write_items
 from components.data.dedup.sketches import CLEAN, Sketches, SketchShard, banding, sketch_part, turns_of
 from components.data.dedup.text_units import Marks, Places, Small
-from components.data.formats.chats import COLUMNS, DROPPED, EXCERPT_CHARACTERS, ChatWriter, file_batches, read_manifest
+from components.data.formats.chats import (
+    COLUMNS,
+    DROPPED,
+    DROPPED_COLUMNS,
+    EXCERPT_CHARACTERS,
+    ChatWriter,
+    file_batches,
+    read_manifest,
+)
 from components.outside_json import JsonObject
 from components.text import as_utf8
 
 _ITEMS: Final = "benchmarks.parquet"
-_NAMES: Final = ("row_id", "source", "where")
+_NAMES: Final = ("row_id", "where", "source")
+_DROPPED_COLUMNS: Final = (*DROPPED_COLUMNS, "row_id", "kept_id", "kept_where", "similarity", "matched")
 
 
 def deduplicate(
@@ -105,54 +114,40 @@ def _check_preferred(prefer: Sequence[str], chats: Sequence[Chats]) -> None:
             raise UserError(f"prefer: {name}: no row has this source; there are {', '.join(sources)}")
 
 
-@dataclass(frozen=True)
-class _DroppedRows:
-    """The dropped rows in the order of `places`, their ascending positions in the input; columns of dropped.parquet."""
+class _Match(NamedTuple):
+    """The row that stays instead of a dropped one, or the benchmark text in it: columns of `dropped.parquet`."""
 
-    places: NDArray[np.int64]
-    kept_id: list[str]
-    kept_source: list[str]
-    kept_where: list[str]
-    similarity: list[float]
-    matched: list[str]
-
-
-class _DroppedRow(TypedDict):
-    """One row of `dropped.parquet`."""
-
-    reason: str
-    source: str
-    where: str
-    excerpt: str
-    row_id: str
     kept_id: str
     kept_where: str
     similarity: float
     matched: str
+    kept_source: str
 
 
 def write_deduplicated(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item], ctx: Context
 ) -> JsonObject:
     """Write the parts, the manifest and `dropped.parquet`; returns the counts: read = kept + dropped."""
-    dropped_rows = _describe_dropped(parts, sketches, decisions, items)
+    matches = iter(_matches(parts, sketches, decisions, items))
     counts: Counter[str] = Counter()
     across: Counter[str] = Counter()
-    schema = _dropped_schema()
+    kinds = {name: pyarrow.float64() if name == "similarity" else pyarrow.string() for name in _DROPPED_COLUMNS}
+    schema = pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name, kind in kinds.items()])
     start = 0
     with ChatWriter(ctx.out) as writer, parquet.ParquetWriter(ctx.out / DROPPED, schema, compression="zstd") as file:
         for batch in (batch for part in parts for batch in file_batches(part, COLUMNS)):
             reasons = decisions.reason[start : start + len(batch)]
             writer.write_batch(batch.filter(pyarrow.array(reasons == 0)))
             dropped = np.flatnonzero(reasons)
-            if len(dropped):
-                rows = _dropped_rows(
-                    batch.take(pyarrow.array(dropped)), reasons[dropped], dropped_rows, start + dropped
-                )
+            rows: list[JsonObject] = []
+            for number, row in zip(dropped, batch.take(pyarrow.array(dropped)).to_pylist(), strict=True):
+                reason, match = REASONS[reasons[number]], next(matches)
+                excerpt = as_utf8("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
+                rows.append({**row, "reason": reason, "excerpt": excerpt, **match._asdict()})
+                counts[reason] += 1
+                across[f"{row['source']} -> {match.kept_source}"] += bool(match.kept_source)
+            if rows:
                 file.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=schema))
-                counts.update(row["reason"] for row in rows)
-                places = zip(rows, (start + dropped).tolist(), strict=True)
-                across.update(_source_pair(row, dropped_rows, place) for row, place in places)
             start += len(batch)
             ctx.progress(start, sketches.num_rows, "rows written")
     num_dropped = sum(counts.values())
@@ -164,82 +159,38 @@ def write_deduplicated(
         "num_dropped": num_dropped,
         "dropped": dict(counts.most_common()),
         "by_source": dict(sorted(writer.by_source.items())),
-        "duplicates_between": {pair: count for pair, count in sorted(across.items()) if pair},
+        "duplicates_between": dict(sorted((+across).items())),
         "contaminated_by_workload": dict(sorted(by_workload.items())),
         "passes": decisions.num_passes,
     }
 
 
-def _dropped_schema() -> pyarrow.Schema:
-    texts = ("reason", "source", "where", "excerpt", "row_id", "kept_id", "kept_where")
-    fields = [pyarrow.field(name, pyarrow.string(), False) for name in texts]
-    fields.append(pyarrow.field("similarity", pyarrow.float64(), False))
-    return pyarrow.schema([*fields, pyarrow.field("matched", pyarrow.string(), False)])
-
-
-def _describe_dropped(
+def _matches(
     parts: Sequence[Path], sketches: Sketches, decisions: RowDecisions, items: Sequence[Item]
-) -> _DroppedRows:
+) -> Iterator[_Match]:
+    """The match of each dropped row, in the order of the rows."""
     places = np.flatnonzero(decisions.reason)
     reasons, kept_by = decisions.reason[places], decisions.kept_by[places]
     stays = np.unique(kept_by[reasons != CONTAMINATED])
-    batches, start = [], 0
+    names: list[tuple[str, str, str]] = []
+    start = 0
     for batch in (batch for part in parts for batch in file_batches(part, _NAMES)):
         in_batch = stays[np.searchsorted(stays, start) : np.searchsorted(stays, start + len(batch))]
-        batches.append(batch.take(pyarrow.array(in_batch - start)))
+        kept = batch.take(pyarrow.array(in_batch - start))
+        names += zip(*(kept.column(name).to_pylist() for name in _NAMES), strict=True)
         start += len(batch)
-    names = pyarrow.Table.from_batches(batches) if batches else None
     near_at = np.flatnonzero(reasons == NEAR)
     similarity = np.ones(len(places))
     similarity[near_at] = jaccard(sketches, places[near_at], kept_by[near_at])
     contaminated = sketches.matched(places[reasons == CONTAMINATED])
-    dropped_rows = _DroppedRows(places, [], [], [], similarity.tolist(), [])
-    columns = {name: names.column(name).to_pylist() for name in _NAMES} if names is not None else {}
-    numbers = np.searchsorted(stays, kept_by)
-    for index, (place, reason) in enumerate(zip(places.tolist(), reasons.tolist(), strict=True)):
+    columns = (places, reasons, similarity, np.searchsorted(stays, kept_by))
+    for place, reason, jaccard_index, number in zip(*(column.tolist() for column in columns), strict=True):
         if reason == CONTAMINATED:
-            item = items[int(decisions.item[place])]
-            dropped_rows.similarity[index], matched = contaminated[place]
-            entry = (item.prompt_id, "", item.workload, matched)
+            item, (share, matched) = items[int(decisions.item[place])], contaminated[place]
+            yield _Match(item.prompt_id, item.workload, share, as_utf8(matched), "")
         else:
-            number = int(numbers[index])
-            entry = (columns["row_id"][number], columns["source"][number], columns["where"][number], "")
-        for column, value in zip(
-            (dropped_rows.kept_id, dropped_rows.kept_source, dropped_rows.kept_where, dropped_rows.matched),
-            entry,
-            strict=True,
-        ):
-            column.append(value)
-    return dropped_rows
-
-
-def _dropped_rows(
-    rows: pyarrow.RecordBatch, reasons: NDArray[np.uint8], dropped_rows: _DroppedRows, places: NDArray[np.int64]
-) -> list[_DroppedRow]:
-    first = int(np.searchsorted(dropped_rows.places, places[0]))
-    records: list[_DroppedRow] = []
-    for at, (row, reason) in enumerate(zip(rows.to_pylist(), reasons.tolist(), strict=True), start=first):
-        excerpt = as_utf8("\n\n".join(turns_of(row["text"], row["messages"]))[:EXCERPT_CHARACTERS])
-        records.append(
-            {
-                "reason": REASONS[reason],
-                "source": row["source"],
-                "where": row["where"],
-                "excerpt": excerpt,
-                "row_id": row["row_id"],
-                "kept_id": dropped_rows.kept_id[at],
-                "kept_where": dropped_rows.kept_where[at],
-                "similarity": dropped_rows.similarity[at],
-                "matched": as_utf8(dropped_rows.matched[at]),
-            }
-        )
-    return records
-
-
-def _source_pair(row: _DroppedRow, dropped_rows: _DroppedRows, place: int) -> str:
-    """The sources of a duplicate and of the row that stays, as "a -> b"; "" for a contaminated row."""
-    kept_source = dropped_rows.kept_source[int(np.searchsorted(dropped_rows.places, place))]
-    return f"{row['source']} -> {kept_source}" if kept_source else ""
+            row_id, location, source = names[number]
+            yield _Match(row_id, location, jaccard_index, "", source)
 
 
 WINDOW: Final = 16

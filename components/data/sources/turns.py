@@ -19,26 +19,15 @@ Message = JsonObject
 ToolCall = JsonObject
 """A tool call in OpenAI's form: {"type": "function", "function": {"name", "arguments"}} and, where present, "id"."""
 ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bard": "assistant",
-    "bing": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-    "ipython": "tool",
-    "function_call": "call",
-    "tool_call": "call",
+    name: role
+    for role, names in {
+        "system": "system developer",
+        "user": "user human prompter",
+        "assistant": "assistant gpt chatgpt bard bing bot model",
+        "tool": "tool function observation tool_response function_response ipython",
+        "call": "function_call tool_call",
+    }.items()
+    for name in names.split()
 }
 """Role as written, in lower case -> role. "call": the turn is a tool call by the assistant."""
 REASONING: Final = ("reasoning_content", "reasoning", "thinking")
@@ -131,19 +120,12 @@ def field_names(row: Row) -> str:
 
 def type_name(value: Any) -> str:
     """The type of a value, for error messages."""
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
+    names = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
     if value is None:
         return "empty"
     if isinstance(value, list) and not value:
         return "an empty list"
-    return names.get(type(value), type(value).__name__)
+    return "a number" if type(value) in (int, float) else names.get(type(value), type(value).__name__)
 
 
 def _content(content: Any, location: str) -> tuple[str | None, str]:
