@@ -30,7 +30,7 @@ from benchmarks.record import ROOT, write_record
 from components.contract import Context, Conversations, Features, Target
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
 from components.data.features.format import FeatureSource, open_features
-from components.data.features.record import Probe, estimated_seconds
+from components.data.features.record import FeatureShard, estimated_seconds
 from components.data.formats.responses import open_answers
 from components.drafts.training.batches import BatchOrder
 from components.targets import load_target
@@ -122,7 +122,9 @@ def recorded(target: Target, answers: Conversations, folder: Path) -> tuple[dict
     ctx = context(folder / "bf16", from_the_last_note)
     shards = [answers.path / name for name in open_answers(answers).shards]
     num_threads = threads_for(target_facts(target)["num_params"], ctx.num_threads)
-    said = estimated_seconds(ctx, Probe(shards[0], target.path, 2048, "cpu", num_threads), shards)
+    said = estimated_seconds(
+        ctx, FeatureShard(ctx.out, shards[0], target.path, 2048, "bf16", "cpu", num_threads), shards
+    )
     if said is None:
         raise SystemExit("--prompts: so few are recorded at once, and nothing is estimated; give more")
     forms = {"bf16": record_features(target, answers, ctx=ctx)}

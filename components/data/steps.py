@@ -269,11 +269,7 @@ def deduplicate(
 
 
 def features_on_the_fly(
-    target: Target,
-    answers: Conversations,
-    *,
-    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
-    ctx: Context,
+    target: Target, answers: Conversations, *, tokens_per_pass: Annotated[int, Field(ge=64)] = 2048, ctx: Context
 ) -> Features:
     """Prepare features that `train_draft` computes while training, with the same target, instead of storing them.
 

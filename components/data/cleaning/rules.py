@@ -155,22 +155,10 @@ def _repetition(chat: Chat, cleaning: Cleaning) -> str | None:
 
 
 Rule = Callable[[Chat, Cleaning], str | None]
-_CHAT_RULES: Final[tuple[Rule, ...]] = (
-    _malformed,
-    _role_order,
-    _length,
-    _encoding,
-    _leftovers,
-    _refusal,
-    _repetition,
-)
+_CHAT_RULES: Final[tuple[Rule, ...]] = (_malformed, _role_order, _length, _encoding, _leftovers, _refusal, _repetition)
 _TEXT_RULES: Final[tuple[Rule, ...]] = (_length, _encoding, _leftovers, _web_boilerplate, _repetition)
 _ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
-_MAY_FOLLOW: Final = {
-    "user": ("start", "assistant"),
-    "assistant": ("user", "tool"),
-    "tool": ("assistant", "tool"),
-}
+_MAY_FOLLOW: Final = {"user": ("start", "assistant"), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
 _BLANK: Final = " \t\r\n\u00a0\u3000\u200b\u200c\u200d\ufeff"
 _SAME_TURN_CHARACTERS: Final = 40
 _ADDRESS: Final = re.compile(r"(?:https?://|www\.)[^\s，。；）】]+")

@@ -233,12 +233,7 @@ def _check_counts(
 
 
 def split_prompts(
-    prompts: Iterable[Prompt],
-    quotas: Mapping[str, int],
-    counts: Counter[str],
-    *,
-    seed: int,
-    evaluation_percent: int,
+    prompts: Iterable[Prompt], quotas: Mapping[str, int], counts: Counter[str], *, seed: int, evaluation_percent: int
 ) -> dict[str, list[Prompt]]:
     """Split the prompts of a source of rows; each content is kept once, from its first row.
 

@@ -29,7 +29,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,14 +74,14 @@ class SketchShard:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Rows that are sketched together. turns: of all rows, normalised; turns_of_row: number of turns of each row."""
+    """Rows that are sketched together.
 
-    row_ids: list[str]
-    sources: list[str]
-    locations: list[str]
-    sizes: list[int]
-    turns: list[str]
-    turns_of_row: list[int]
+    rows: (row_id, source, where, num_chars) of each. turns: of all rows, normalised. turns_of_row: their number by row.
+    """
+
+    rows: list[tuple[str, str, str, int]] = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)
+    turns_of_row: list[int] = field(default_factory=list)
 
 
 def sketch_part(shard: SketchShard, report_progress: ReportProgress) -> int:
@@ -98,7 +98,7 @@ def sketch_part(shard: SketchShard, report_progress: ReportProgress) -> int:
         waiting: list[pyarrow.RecordBatch] = []
         for batch in _batches(part):
             waiting.append(_sketch(batch, shard, schema))
-            done, size = done + len(batch.row_ids), size + waiting[-1].nbytes
+            done, size = done + len(batch.rows), size + waiting[-1].nbytes
             if size >= _WRITTEN_BYTES or done == total:
                 writer.write_batch(pyarrow.Table.from_batches(waiting).combine_chunks().to_batches()[0])
                 waiting, size = [], 0
@@ -144,25 +144,22 @@ def _batches(part: Any) -> Iterator[_Batch]:
     """The rows of a part in batches of about _BATCH_CHARACTERS."""
     for group in part.iter_batches(batch_size=_BATCH_ROWS, columns=list(READ)):
         columns = [group.column(name).to_pylist() for name in READ]
-        batch, size = _Batch([], [], [], [], [], []), 0
+        batch, size = _Batch(), 0
         for row_id, source, location, text, messages, num_chars in zip(*columns, strict=True):
             turns = [normalised(turn) for turn in turns_of(text, messages)]
-            batch.row_ids.append(row_id)
-            batch.sources.append(source)
-            batch.locations.append(location)
-            batch.sizes.append(num_chars)
+            batch.rows.append((row_id, source, location, num_chars))
             batch.turns.extend(turns)
             batch.turns_of_row.append(len(turns))
             size += sum(map(len, turns))
             if size >= _BATCH_CHARACTERS:
                 yield batch
-                batch, size = _Batch([], [], [], [], [], []), 0
-        if batch.row_ids:
+                batch, size = _Batch(), 0
+        if batch.rows:
             yield batch
 
 
 def _sketch(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    num_rows = len(batch.row_ids)
+    num_rows = len(batch.rows)
     turns = units_of(batch.turns)
     rows = turns.joined(batch.turns_of_row)
     shingles, offsets = shingle_sets(*ngrams(rows, shard.ngram)[::2])
@@ -177,14 +174,15 @@ def _sketch(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarro
     items, shares, matched = np.full(num_rows, CLEAN, np.int32), np.zeros(num_rows), [""] * num_rows
     for hit in hits:
         items[hit.row], shares[hit.row], matched[hit.row] = hit.item, hit.share, hit.matched
+    row_ids, sources, locations, sizes = zip(*batch.rows, strict=True)
     preferences = {source: number for number, source in enumerate(shard.preferred)}
     ends = np.cumsum(batch.turns_of_row).tolist()
     columns: dict[str, object] = {
         "digest": [digest_of(batch.turns[end - n : end]) for end, n in zip(ends, batch.turns_of_row, strict=True)],
-        "preference": [preferences.get(source, len(preferences)) for source in batch.sources],
-        "num_chars": batch.sizes,
-        "row_id": np.frombuffer(bytes.fromhex("".join(batch.row_ids)), ">u8").astype(np.uint64),
-        "tie": _tie_breakers(batch),
+        "preference": [preferences.get(source, len(preferences)) for source in sources],
+        "num_chars": sizes,
+        "row_id": np.frombuffer(bytes.fromhex("".join(row_ids)), ">u8").astype(np.uint64),
+        "tie": [_tie_breaker(source, place) for source, place in zip(sources, locations, strict=True)],
         "item": items,
         "share": shares,
         "matched": matched,
@@ -196,12 +194,9 @@ def _sketch(batch: _Batch, shard: SketchShard, schema: pyarrow.Schema) -> pyarro
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _tie_breakers(batch: _Batch) -> list[int]:
-    """For each row a hash of its origin, which ranks rows of equal content."""
-    origins = [
-        f"{source}\0{location}".encode() for source, location in zip(batch.sources, batch.locations, strict=True)
-    ]
-    return [int.from_bytes(hashlib.blake2b(origin, digest_size=8).digest(), "big") for origin in origins]
+def _tie_breaker(source: str, location: str) -> int:
+    """A hash of a row's origin, which ranks rows of equal content."""
+    return int.from_bytes(hashlib.blake2b(f"{source}\0{location}".encode(), digest_size=8).digest(), "big")
 
 
 class Sketches:

@@ -48,6 +48,7 @@ from components.targets.load import cached_target, target_facts, threads_for
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
 PROBE_PASSES: Final = 3
+_LABELS: Final = ("row_id", "workload", "split", "num_answer_tokens", "language", "domain", "place")
 PROBE_SECONDS: Final = 20.0
 """The probe starts no further pass after this time."""
 
@@ -75,8 +76,7 @@ def record_features(
     num_tokens, hidden_size = int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"])
     check_space(ctx, num_tokens, hidden_size, storage, share_left=len(todo) / max(1, len(names)))
     if todo:
-        probe = Probe(todo[0].answers, target.path, tokens_per_pass, ctx.device, num_threads)
-        seconds = estimated_seconds(ctx, probe, [shard.answers for shard in todo])
+        seconds = estimated_seconds(ctx, todo[0], [shard.answers for shard in todo])
         if seconds is not None:
             ctx.note(f"features: about {format_duration(seconds)}, by a probe of the target's speed")
     for _ in ctx.map(record_shard, shards, what="shards of features"):
@@ -93,11 +93,11 @@ def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pa
     if names:
         shards = [answers.path / name for name in names]
         num_threads = threads_for(facts["num_params"], ctx.num_threads)
-        probe = Probe(shards[0], target.path, tokens_per_pass, ctx.device, num_threads)
-        seconds = estimated_seconds(ctx, probe, shards)
+        shard = FeatureShard(ctx.out, shards[0], target.path, tokens_per_pass, "none", ctx.device, num_threads)
+        seconds = estimated_seconds(ctx, shard, shards)
         if seconds is not None:
-            duration = format_duration(seconds)
-            ctx.note(f"features: nothing stored; computing them takes about {duration} of every epoch of training")
+            about = f"about {format_duration(seconds)} of every epoch of training"
+            ctx.note(f"features: nothing stored; computing them takes {about}")
     for name in names:
         with written_whole(ctx.out / name) as beside:
             shutil.copyfile(answers.path / name, beside)
@@ -187,21 +187,11 @@ def write_features_manifest(
 def _manifest_rows(shard: Path, number: int) -> list[FeatureRow]:
     """The manifest's rows of one shard of answers."""
     assert shard.name == shard_name(number)
-    return [
-        FeatureRow(
-            row_id=row.row_id,
-            workload=row.workload,
-            split=row.split,
-            shard=shard.name,
-            index=index,
-            num_tokens=len(ids),
-            num_answer_tokens=row.num_answer_tokens,
-            language=row.language,
-            domain=row.domain,
-            place=row.place,
-        )
-        for index, (row, ids, _) in enumerate(read_shard(shard))
-    ]
+    rows = []
+    for index, (row, ids, _) in enumerate(read_shard(shard)):
+        labels = {name: getattr(row, name) for name in _LABELS}
+        rows.append(FeatureRow(shard=shard.name, index=index, num_tokens=len(ids), **labels))
+    return rows
 
 
 def _split_sizes(rows: Sequence[FeatureRow]) -> dict[str, dict[str, int]]:
@@ -215,17 +205,6 @@ def _split_sizes(rows: Sequence[FeatureRow]) -> dict[str, dict[str, int]]:
             "answer_tokens": sum(row.num_answer_tokens for row in of_split),
         }
     return sizes
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Settings of a probe. answers: the shard of answers to run. target: the artifact's directory."""
-
-    answers: Path
-    target: Path
-    tokens_per_pass: int
-    device: str
-    num_threads: int
 
 
 def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
@@ -243,10 +222,10 @@ def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storag
         )
 
 
-def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> float | None:
-    """Estimated seconds of the passes over shards of answers; None on a cluster, and for too few passes to probe.
+def estimated_seconds(ctx: Context, probe: FeatureShard, shards: Sequence[Path]) -> float | None:
+    """Estimated seconds of the passes over shards of answers, of which `probe` is the one to measure.
 
-    probe: `answers` is one of the shards.
+    None on a cluster, and for too few passes to probe.
     """
     if ctx.mapper is not None:
         return None
@@ -256,7 +235,7 @@ def estimated_seconds(ctx: Context, probe: Probe, shards: Sequence[Path]) -> flo
     return seconds_per_token(probe) * sum(padded_tokens(of_shard, probe.tokens_per_pass) for of_shard in lengths)
 
 
-def seconds_per_token(probe: Probe) -> float:
+def seconds_per_token(probe: FeatureShard) -> float:
     """Seconds per token, padding included, measured on passes over a few groups of rows of a shard."""
     torch.set_num_threads(probe.num_threads)
     rows = [conversation.ids for conversation in read_shard(probe.answers)]

@@ -107,24 +107,9 @@ def write_prompts(directory: Path, prompts: Iterable[Prompt]) -> None:
 
 def parse_prompt(row: JsonObject) -> Prompt:
     """The prompt of one JSON object of `prompts.jsonl`; older files may lack optional fields."""
-    return Prompt(
-        prompt_id=row["prompt_id"],
-        split=row["split"],
-        workload=row["workload"],
-        source=row["source"],
-        text=row.get("prompt"),
-        messages=_tuple_or_none(row.get("messages")),
-        reference=row.get("reference", ""),
-        language=row.get("language", ""),
-        domain=row.get("domain", ""),
-        tools=_tuple_or_none(row.get("tools")),
-        conversation=_tuple_or_none(row.get("conversation")),
-        place=row.get("place"),
-    )
-
-
-def _tuple_or_none(items: list[Message] | None) -> tuple[Message, ...] | None:
-    return None if items is None else tuple(items)
+    fields = {name: row[name] for name in Prompt.__dataclass_fields__ if name in row}
+    lists = {name: tuple(row[name]) for name in ("messages", "tools", "conversation") if row.get(name) is not None}
+    return Prompt(**{"messages": None, **fields, **lists, "text": row.get("prompt")})
 
 
 def question_of(prompt: Prompt) -> str:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -37,7 +37,6 @@ from components.data.mixing.selection import (
     REASONS,
     Plan,
     Splits,
-    StrataShares,
     TrainingSplit,
     assign_splits,
     line_order,
@@ -45,7 +44,9 @@ from components.data.mixing.selection import (
     reasons_text,
 )
 from components.data.settings import Order, Strata, TooSmall, Unit
+from components.outside_json import JsonObject
 
+_NUMBERS: Final = ("rows_read", "tokens_read", "asked", "got", "rows", "tokens", "test", "warm_up", "validation")
 _BUCKET_CHARACTERS: Final = 48 << 20
 _MAX_BUCKETS: Final = 200
 _PLACE_DIGITS: Final = 12
@@ -82,8 +83,8 @@ def mix_chats(
     quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}
     rows = _read(chats, target, chars_per_token, ctx)
     keys = order_keys(rows.row, f"choose:{ctx.seed}")
-    evaluation_shares = StrataShares(rows.labels[strata], plan.shares(rows, slice(None), evaluation_weights or weights))
-    splits = assign_splits(rows, keys, quotas, evaluation_percent, evaluation_shares, ask_once)
+    shares = plan.shares(rows, slice(None), evaluation_weights or weights)
+    splits = assign_splits(rows, keys, quotas, evaluation_percent, rows.labels[strata], shares, ask_once)
     _check_evaluation(splits, quotas, ctx)
     training = plan.select_rows(rows, keys, splits)
     lines = _order_lines(rows, splits, training, order, ctx.seed)
@@ -236,67 +237,44 @@ def _line(chat: Chat, lines: Lines, place: int, workload: str) -> str:
     return json.dumps(named.as_json(), ensure_ascii=False)
 
 
-class StratumEntry(TypedDict):
-    """The share of a source, language or domain (`of`), requested (`asked`) and actual (`got`), and its counts."""
-
-    of: str
-    name: str
-    rows_read: int
-    tokens_read: int
-    asked: float
-    got: float
-    rows: int
-    tokens: int
-    test: int
-    warm_up: int
-    validation: int
-
-
 def strata_table(
     rows: Rows, training: TrainingSplit, evaluation: Mapping[str, NDArray[Any]], strata: str, unit: NDArray[Any]
-) -> list[StratumEntry]:
-    """One entry for every source, language and domain.
+) -> list[JsonObject]:
+    """One entry for every source, language and domain (`of`): shares requested (`asked`) and actual (`got`), counts.
 
     unit: [rows] the size by which shares are computed: tokens, or 1.
     """
-    table = []
+    table: list[JsonObject] = []
     candidates, train, shares = training.candidates, training.rows, training.shares
     of_strata = rows.labels[strata]
     available = numpy.bincount(of_strata[candidates], weights=unit[candidates], minlength=len(shares))
-    worth = numpy.divide(
-        shares, available, out=numpy.zeros_like(shares), where=available > 0
-    )  # requested share of one unit
-    requested_of_row = worth[of_strata] * unit
+    # the requested share of one unit
+    worth = numpy.divide(shares, available, out=numpy.zeros_like(shares), where=available > 0)
     total = max(1.0, float(unit[train].sum()))
     for dimension in DIMENSIONS:
         labels, count = rows.labels[dimension], len(rows.names[dimension])
-        if dimension == strata:
-            requested = shares
-        else:
-            requested = numpy.bincount(labels[candidates], weights=requested_of_row[candidates], minlength=count)
-        got = numpy.bincount(labels[train], weights=unit[train], minlength=count) / total
-        in_rows, in_tokens = (_totals(labels[train], each, count) for each in (None, rows.tokens[train]))
-        read, read_tokens = (_totals(labels, each, count) for each in (None, rows.tokens))
-        splits = {split: _totals(labels[split_rows], None, count) for split, split_rows in evaluation.items()}
+
+        def totals(of: Any, weights: NDArray[Any] | None, labels: Any = labels, count: int = count) -> NDArray[Any]:
+            return numpy.bincount(labels[of], weights=None if weights is None else weights[of], minlength=count)
+
+        requested = shares if dimension == strata else totals(candidates, worth[of_strata] * unit)
+        everything = slice(None)
+        counts = {
+            "rows_read": totals(everything, None),
+            "tokens_read": totals(everything, rows.tokens),
+            "rows": totals(train, None),
+            "tokens": totals(train, rows.tokens),
+            **{split: totals(evaluation[split], None) for split in EVALUATION},
+        }
+        sizes = {"asked": requested, "got": totals(train, unit) / total}
         for number, name in enumerate(rows.names[dimension]):
-            entry: StratumEntry = {
-                "of": dimension,
-                "name": name,
-                "rows_read": read[number],
-                "tokens_read": read_tokens[number],
-                "asked": round(float(requested[number]), 6),
-                "got": round(float(got[number]), 6),
-                "rows": in_rows[number],
-                "tokens": in_tokens[number],
-                "test": splits["test"][number],
-                "warm_up": splits["warm_up"][number],
-                "validation": splits["validation"][number],
-            }
-            table.append(entry)
+            numbers: JsonObject = {key: int(values[number]) for key, values in counts.items()}
+            numbers |= {key: round(float(values[number]), 6) for key, values in sizes.items()}
+            table.append({"of": dimension, "name": name} | {key: numbers[key] for key in _NUMBERS})
     return table
 
 
-def sentences(table: Sequence[StratumEntry], strata: str, by: str) -> list[str]:
+def sentences(table: Sequence[JsonObject], strata: str, by: str) -> list[str]:
     """A line each for sources, languages and domains: actual shares, largest first, and requested ones that differ."""
     lines = []
     for dimension in DIMENSIONS:
@@ -312,11 +290,7 @@ def sentences(table: Sequence[StratumEntry], strata: str, by: str) -> list[str]:
     return lines
 
 
-def _share_text(entry: StratumEntry, word: str) -> str:
+def _share_text(entry: JsonObject, word: str) -> str:
     name = entry["name"] or "unknown"
     got, requested = f"{entry['got']:.1%}", f"{entry['asked']:.1%}"
     return f"{name} {got}" if got == requested else f"{name} {got} ({word} {requested})"
-
-
-def _totals(labels: NDArray[Any], weights: NDArray[Any] | None, count: int) -> list[int]:
-    return [int(number) for number in numpy.bincount(labels, weights=weights, minlength=count)]

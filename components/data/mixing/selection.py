@@ -174,14 +174,7 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 EVALUATION: Final = ("test", "warm_up", "validation")
-REASONS: Final = (
-    *LEFT_OUT,
-    "duplicate",
-    "no_question",
-    "same_prompt",
-    "evaluation_side",
-    "asks_what_is_judged_on",
-)
+REASONS: Final = (*LEFT_OUT, "duplicate", "no_question", "same_prompt", "evaluation_side", "asks_what_is_judged_on")
 """Why a row is left out, by its number.
 
 zero_weight: its stratum has weight 0. over_cap: its stratum has reached its cap. beyond_the_shares: more of its stratum
@@ -209,13 +202,14 @@ def assign_splits(
     keys: NDArray[Any],
     quotas: dict[str, int],
     evaluation_percent: int,
-    shares: StrataShares,
+    strata: NDArray[Any],
+    shares: NDArray[Any],
     ask_once: bool,
 ) -> Splits:
     """Drop duplicates, select the evaluation rows, and mark which of the others may be trained on.
 
     keys: [rows] uint64, an order of rows that depends on their content and the seed alone.
-    quotas: evaluation split -> most rows. shares: the shares of the strata in the evaluation.
+    quotas: evaluation split -> most rows. strata: [rows] the stratum of each. shares: [strata] in the evaluation.
     """
     reasons = numpy.zeros(len(keys), dtype=numpy.uint8)
     reasons[rows.percent == NO_QUESTION] = REASONS.index("no_question")
@@ -225,7 +219,7 @@ def assign_splits(
     if ask_once:
         _drop_repeats(reasons, "same_prompt", rows.content, rows, keys)
     candidates = numpy.flatnonzero(of_evaluation & (reasons == 0))
-    evaluation = _split_evaluation_rows(candidates, keys, quotas, shares)
+    evaluation = _split_evaluation_rows(candidates, keys, quotas, strata, shares)
     reasons[of_evaluation] = REASONS.index("evaluation_side")
     for evaluation_rows in evaluation.values():
         reasons[evaluation_rows] = 0
@@ -234,14 +228,6 @@ def assign_splits(
     leaking = leaking[(reasons[leaking] == 0) & ~of_evaluation[leaking]]
     reasons[leaking] = REASONS.index("asks_what_is_judged_on")
     return Splits(reasons, evaluation)
-
-
-@dataclass(frozen=True)
-class StrataShares:
-    """Shares of strata. strata: [rows] the stratum of every row. shares: [strata] add up to 1."""
-
-    strata: NDArray[Any]
-    shares: NDArray[Any]
 
 
 def _drop_repeats(
@@ -262,26 +248,25 @@ def _drop_repeats(
 
 
 def _split_evaluation_rows(
-    candidates: NDArray[Any], keys: NDArray[Any], quotas: dict[str, int], shares: StrataShares
+    candidates: NDArray[Any], keys: NDArray[Any], quotas: dict[str, int], strata: NDArray[Any], shares: NDArray[Any]
 ) -> dict[str, NDArray[Any]]:
     """Share rows among the evaluation splits, each with the same mix of strata; too few rows are shared by quota."""
-    num_strata = len(shares.shares)
     sample = sample_rows(
         keys[candidates],
-        shares.strata[candidates],
+        strata[candidates],
         numpy.ones(len(candidates)),
-        shares.shares,
-        caps=numpy.full(num_strata, numpy.inf),
+        shares,
+        caps=numpy.full(len(shares), numpy.inf),
         limit=sum(quotas.values()),
         shrink=False,
-        passes=numpy.ones(num_strata, dtype=numpy.int64),
+        passes=numpy.ones(len(shares), dtype=numpy.int64),
     )
     selected = candidates[sample.rows]
     capacity = _split_capacity(len(selected), quotas)
     total = max(1, sum(capacity.values()))
     num_by_stratum: dict[int, dict[str, int]] = {}
     rows_by_split: dict[str, list[int]] = {split: [] for split in quotas}
-    for row, stratum in zip(selected.tolist(), shares.strata[selected].tolist(), strict=True):
+    for row, stratum in zip(selected.tolist(), strata[selected].tolist(), strict=True):
         of_stratum = num_by_stratum.setdefault(stratum, dict.fromkeys(quotas, 0))
         position = sum(of_stratum.values()) + 1
         unfilled = [split for split in quotas if len(rows_by_split[split]) < capacity[split]]

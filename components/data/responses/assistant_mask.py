@@ -143,13 +143,7 @@ def _with_thinking_apart(message: Message) -> Message:
 
 
 def _row(
-    tokenizer: Any,
-    messages: Messages,
-    tools: Tools | None,
-    thinking: Thinking,
-    style: ThinkingStyle,
-    *,
-    suffix: str,
+    tokenizer: Any, messages: Messages, tools: Tools | None, thinking: Thinking, style: ThinkingStyle, *, suffix: str
 ) -> ChatRow:
     """The row whose only answer is the last message."""
     last = len(messages) - 1

@@ -19,7 +19,7 @@ import httpx
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data.formats.responses import shard_name, summarise, write_manifest, write_shard
-from components.data.responses.generate import Job, NotAnswered, conversation_of, jobs_of
+from components.data.responses.generate import Job, NotAnswered, jobs_of
 from components.data.responses.preview import sample_of_shards
 from components.data.responses.server_client import (
     CompletionClient,
@@ -208,8 +208,7 @@ def _write_shards(work: _ServerRun, shard_size: int) -> list[str]:
         answered = [(job, work.answers[job.prompt_id]) for job in rows[start : start + shard_size]]
         temperature = work.options.temperature
         conversations = [
-            conversation_of(job, answer.ids, ended=answer.ended, temperature=temperature, answered_by="server")
-            for job, answer in answered
+            job.answered(reply.ids, ended=reply.ended, temperature=temperature, by="server") for job, reply in answered
         ]
         write_shard(work.ctx.out / names[-1], conversations)
     for stale in set(work.ctx.out.glob("shard-*")) - {work.ctx.out / name for name in names}:

@@ -18,7 +18,7 @@ import torch
 
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError, unfinished
 from components.data.formats.control_marks import HoldsControlMark
-from components.data.formats.prompts import encode_prompt, read_prompts
+from components.data.formats.prompts import Prompt, encode_prompt, read_prompts
 from components.data.formats.responses import (
     ANSWERED_SPLITS,
     AnswerRow,
@@ -106,6 +106,12 @@ class Job:
     domain: str = ""
     place: int | None = None
 
+    def answered(self, answer: Sequence[int], *, ended: bool, temperature: float, by: str = "target") -> Conversation:
+        """The prompt with this answer. temperature: of sampled answers."""
+        mask = [False] * len(self.ids) + [True] * len(answer)
+        used = temperature if self.sampled else 0.0
+        return conversation_of(self, [*self.ids, *answer], mask, temperature=used, ended=ended, answered_by=by)
+
 
 @dataclass(frozen=True)
 class AnswerShard:
@@ -181,28 +187,35 @@ def answer(model: AbstractTarget, shard: AnswerShard, report_progress: ReportPro
     ]
     continuations = continue_rows(model, asks, batch_size=shard.batch_size, on_pass=report_progress)
     return [
-        conversation_of(job, continuation.ids, ended=continuation.hit_eos, temperature=shard.temperature)
+        job.answered(continuation.ids, ended=continuation.hit_eos, temperature=shard.temperature)
         for job, continuation in zip(shard.jobs, continuations, strict=True)
     ]
 
 
 def conversation_of(
-    job: Job, answer_ids: Sequence[int], *, ended: bool, temperature: float, answered_by: str = "target"
+    labels: Job | Prompt,
+    ids: Sequence[int],
+    mask: Sequence[bool],
+    *,
+    temperature: float | None,
+    ended: bool,
+    answered_by: str = "target",
+    suffix: str = "",
 ) -> Conversation:
-    """A conversation whose mask covers the answer's ids. temperature: used where the job is sampled."""
-    ids = torch.tensor([*job.ids, *answer_ids])
+    """A conversation with the labels of its prompt. suffix: of its id, where a chat became several rows."""
+    answer_ids = [token for token, masked in zip(ids, mask, strict=True) if masked]
     row = AnswerRow(
-        row_id=job.prompt_id,
-        split=job.split,
-        workload=job.workload,
-        temperature=temperature if job.sampled else 0.0,
-        num_prompt_tokens=len(job.ids),
+        row_id=labels.prompt_id + suffix,
+        split=labels.split,
+        workload=labels.workload,
+        temperature=temperature,
+        num_prompt_tokens=len(ids) - len(answer_ids),
         num_answer_tokens=len(answer_ids),
         ended=ended,
         distinct_bigrams=distinct_bigram_ratio(answer_ids),
-        language=job.language,
-        domain=job.domain,
+        language=labels.language,
+        domain=labels.domain,
         answered_by=answered_by,
-        place=job.place,
+        place=labels.place,
     )
-    return Conversation(row, ids, torch.arange(len(ids)) >= len(job.ids))
+    return Conversation(row, torch.tensor(ids), torch.tensor(mask))

@@ -14,16 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from components.chat_sample import SampleRow
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.prompts import Prompt, parse_prompt
 from components.data.formats.responses import (
     ANSWERED_SPLITS,
-    AnswerRow,
     Conversation,
-    distinct_bigram_ratio,
     read_notes,
     read_shard,
     shard_name,
@@ -41,6 +37,7 @@ from components.data.responses.assistant_mask import (
     rows_of_chat,
     thinking_style,
 )
+from components.data.responses.generate import conversation_of
 from components.data.responses.preview import pieces_of_chat, sample_row, write_sample
 from components.data.settings import Thinking, Turns
 from components.data.sources.turns import Message
@@ -193,22 +190,11 @@ def answered_chat(prompt: Prompt) -> tuple[Message, ...] | None:
 
 
 def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversation:
-    answer = [token for token, masked in zip(chat.ids, chat.mask, strict=True) if masked]
-    row = AnswerRow(
-        row_id=prompt.prompt_id + chat.row.suffix,
-        split=prompt.split,
-        workload=prompt.workload,
-        temperature=None,
-        num_prompt_tokens=len(chat.ids) - len(answer),
-        num_answer_tokens=len(answer),
-        ended=answer[-1] in tokenizer.all_special_ids,
-        distinct_bigrams=distinct_bigram_ratio(answer),
-        language=prompt.language,
-        domain=prompt.domain,
-        answered_by="source",
-        place=prompt.place,
+    last = next(token for token, masked in zip(reversed(chat.ids), reversed(chat.mask), strict=True) if masked)
+    ended = last in tokenizer.all_special_ids
+    return conversation_of(
+        prompt, chat.ids, chat.mask, temperature=None, ended=ended, answered_by="source", suffix=chat.row.suffix
     )
-    return Conversation(row, torch.tensor(chat.ids), torch.tensor(chat.mask))
 
 
 def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> JsonObject:

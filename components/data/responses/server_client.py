@@ -26,7 +26,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import httpx
@@ -150,34 +149,23 @@ class CompletionClient:
         Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json. SGLang
         takes no seed per request outside of its deterministic mode, so its samples differ from run to run.
         """
-        root, temperature = self.server.root, self.options.temperature if job.sampled else 0.0
-        seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31
-        if self.info.engine == "sglang":
-            sampling = {
-                "temperature": temperature,
-                "max_new_tokens": self.options.max_new_tokens,
-                **_NEUTRAL_SAMPLING["sglang"],
-            }
+        root, engine = self.server.root, self.info.engine
+        temperature, limit = self.options.temperature if job.sampled else 0.0, self.options.max_new_tokens
+        neutral = _NEUTRAL_SAMPLING.get(engine, {"top_p": 1.0})
+        if engine == "sglang":
+            sampling = {"temperature": temperature, "max_new_tokens": limit, **neutral}
             return f"{root}/generate", {"input_ids": list(job.ids), "sampling_params": sampling}
-        if self.info.engine == "llama.cpp":
-            sampling = {
-                "n_predict": self.options.max_new_tokens,
-                "temperature": temperature,
-                "seed": seed,
-                **_NEUTRAL_SAMPLING["llama.cpp"],
-            }
-            return f"{root}/completion", {"prompt": list(job.ids), **sampling, "return_tokens": True}
+        seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31
         body: JsonObject = {
-            "model": self.info.model,
             "prompt": list(job.ids) if self._takes_ids else prompt,
-            "max_tokens": self.options.max_new_tokens,
             "temperature": temperature,
             "seed": seed,
-            **_NEUTRAL_SAMPLING.get(self.info.engine, {"top_p": 1.0}),
         }
-        if self.info.engine == "vllm":
-            body["return_token_ids"] = True
-        return f"{root}/v1/completions", body
+        body |= neutral
+        if engine == "llama.cpp":
+            return f"{root}/completion", {**body, "n_predict": limit, "return_tokens": True}
+        body |= {"model": self.info.model, "max_tokens": limit}
+        return f"{root}/v1/completions", body | ({"return_token_ids": True} if engine == "vllm" else {})
 
     def _validate(self, job: Job, prompt: str, reply: _Reply) -> ServerAnswer:
         """The answer as token ids of the target; raises ValueError for a reply that cannot be an answer."""
@@ -187,12 +175,10 @@ class CompletionClient:
         if ids is None:
             if "\ufffd" in reply.text:
                 raise RefusedPrompt("its text holds bytes that are no UTF-8, so the tokens cannot be known")
-            prompt_text = prompt or text_of(self.options.tokenizer, job.ids)
-            ids = (
-                ids_of_answer(self.options.tokenizer, prompt_text, job.ids, reply.text)
-                if prompt_text is not None
-                else None
-            )
+            tokenizer = self.options.tokenizer
+            prompt_text = prompt or text_of(tokenizer, job.ids)
+            if prompt_text is not None:
+                ids = ids_of_answer(tokenizer, prompt_text, job.ids, reply.text)
             if ids is None:
                 raise RefusedPrompt("its text cannot be turned back into tokens of this target")
         if any(isinstance(token, bool) or not 0 <= token < self.options.vocab_size for token in ids):
@@ -200,9 +186,8 @@ class CompletionClient:
         end_at = next((at for at, token in enumerate(ids) if token in self.options.ends), None)
         ids = ids if end_at is None else ids[: end_at + 1]
         finished = end_at is not None or reply.stopped
-        if (
-            finished and end_at is None and self.options.ends
-        ):  # a text shows no end-of-text token, nor do some engines' ids
+        # a text shows no end-of-text token, nor do some engines' ids
+        if finished and end_at is None and self.options.ends:
             ids = [*ids, self.options.ends[0]]
         if not ids or len(ids) > self.options.max_new_tokens + 1:
             raise ValueError(f"{len(ids)} tokens where 1 to {self.options.max_new_tokens} were asked for")
@@ -291,9 +276,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.fsync(self._handle)
         os.close(self._handle)
 

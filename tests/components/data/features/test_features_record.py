@@ -20,7 +20,7 @@ from components.contract import Context, Conversations, Target, UserError
 from components.data import features_on_the_fly, record_features
 from components.data.features import record
 from components.data.features.format import bytes_per_token, open_features
-from components.data.features.record import SPARE_BYTES, Probe, estimated_seconds, format_duration, lengths_of
+from components.data.features.record import SPARE_BYTES, FeatureShard, estimated_seconds, format_duration, lengths_of
 from components.data.formats.responses import AnswerRow, Conversation, shard_name, write_shard
 from components.targets import load_target
 
@@ -95,7 +95,7 @@ def test_a_probe_of_a_few_passes_tells_the_time_of_all(
     assert [lengths_of(shard) for shard in shards] == lengths
     events: list[Any] = []
     ctx = context(tmp_path / "out", events)
-    estimate = estimated_seconds(ctx, Probe(shards[0], target.path, 256, "cpu", 1), shards)
+    estimate = estimated_seconds(ctx, FeatureShard(tmp_path, shards[0], target.path, 256, "bf16", "cpu", 1), shards)
     assert estimate is not None
     start = time.thread_time()
     record_features(target, answers, tokens_per_pass=256, ctx=ctx)
