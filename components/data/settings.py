@@ -221,55 +221,41 @@ def workload_source(setting: str | JsonObject | WorkloadSource) -> WorkloadSourc
     return WorkloadSource.model_validate({"preset": setting})
 
 
+def _rule(default: Any, description: str) -> Any:
+    return Field(default=default, description=description)
+
+
 class Cleaning(BaseModel):
     """Settings of the rules that drop a row: false switches a rule off, a larger number widens a limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    role_order: bool = Field(
-        default=True, description="Drop chats whose roles do not take turns, or that begin with an answer."
+    role_order: bool = _rule(True, "Drop chats whose roles do not take turns, or that begin with an answer.")
+    min_question_characters: Count = _rule(2, "Drop chats whose first question is shorter. Characters.")
+    min_answer_characters: Count = _rule(1, "Drop chats with a shorter answer. Characters.")
+    min_text_characters: Count = _rule(32, "Drop shorter plain texts. Characters.")
+    max_characters: Annotated[int, Field(ge=1)] = _rule(65_536, "Drop longer rows. Characters in all.")
+    max_turns: Annotated[int, Field(ge=1)] = _rule(128, "Drop chats with more messages.")
+    replacement_characters: bool = _rule(True, "Drop rows that hold U+FFFD: what stood there is lost.")
+    control_characters: bool = _rule(True, "Drop rows with control characters.")
+    mojibake: bool = _rule(True, "Drop rows that were decoded with the wrong encoding.")
+    repair: bool = _rule(
+        False, "Mend mojibake and control characters first and count it; only what stays wrong is dropped."
     )
-    min_question_characters: Count = Field(
-        default=2, description="Drop chats whose first question is shorter. Characters."
+    template_marks: bool = _rule(True, "Drop rows that hold special tokens of chat templates as text.")
+    max_html_share: Share = _rule(
+        0.2, "Drop answers with a larger share of characters in tags (code set apart); 1 keeps all."
     )
-    min_answer_characters: Count = Field(default=1, description="Drop chats with a shorter answer. Characters.")
-    min_text_characters: Count = Field(default=32, description="Drop shorter plain texts. Characters.")
-    max_characters: Annotated[int, Field(ge=1)] = Field(
-        default=65_536, description="Drop longer rows. Characters in all."
+    url_only: bool = _rule(True, "Drop questions or answers that are nothing but addresses.")
+    refusals: bool = _rule(True, "Drop chats with an answer that refuses (English and Chinese).")
+    boilerplate: bool = _rule(True, "Drop answers that speak of themselves as a model, and page leftovers.")
+    also_refusals: tuple[str, ...] = _rule((), "Further regular expressions for beginnings of refusals.")
+    also_boilerplate: tuple[str, ...] = _rule((), "Further regular expressions for boilerplate.")
+    max_repeated_share: Share = _rule(
+        0.5,
+        "Drop a turn or text of which a larger share stood in it before, by 16 characters or by lines; 1 keeps all.",
     )
-    max_turns: Annotated[int, Field(ge=1)] = Field(default=128, description="Drop chats with more messages.")
-    replacement_characters: bool = Field(
-        default=True, description="Drop rows that hold U+FFFD: what stood there is lost."
-    )
-    control_characters: bool = Field(default=True, description="Drop rows with control characters.")
-    mojibake: bool = Field(default=True, description="Drop rows that were decoded with the wrong encoding.")
-    repair: bool = Field(
-        default=False,
-        description="Mend mojibake and control characters first and count it; only what stays wrong is dropped.",
-    )
-    template_marks: bool = Field(
-        default=True, description="Drop rows that hold special tokens of chat templates as text."
-    )
-    max_html_share: Share = Field(
-        default=0.2, description="Drop answers with a larger share of characters in tags (code set apart); 1 keeps all."
-    )
-    url_only: bool = Field(default=True, description="Drop questions or answers that are nothing but addresses.")
-    refusals: bool = Field(default=True, description="Drop chats with an answer that refuses (English and Chinese).")
-    boilerplate: bool = Field(
-        default=True, description="Drop answers that speak of themselves as a model, and page leftovers."
-    )
-    also_refusals: tuple[str, ...] = Field(
-        default=(), description="Further regular expressions for beginnings of refusals."
-    )
-    also_boilerplate: tuple[str, ...] = Field(default=(), description="Further regular expressions for boilerplate.")
-    max_repeated_share: Share = Field(
-        default=0.5,
-        description="Drop a turn or text of which a larger share stood in it before, by 16 characters or by lines; "
-        "1 keeps all.",
-    )
-    repeated_turns: bool = Field(
-        default=True, description="Drop chats in which the assistant says the same thing twice."
-    )
+    repeated_turns: bool = _rule(True, "Drop chats in which the assistant says the same thing twice.")
 
 
 def collect_chats_settings(settings: JsonObject) -> tuple[JsonObject, list[SettingFault]]:

@@ -503,39 +503,33 @@ def write_given_answers(
 
 
 def collect_chats_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content of every local source, for the step's key: file -> sha256, or the reason why it is not read.
-
-    Planning never uses the network: sources on a hub or in an object store count by name and revision alone."""
+    """File -> sha256 of every local source, or the reason why it is not read."""
     from components.data.sources.listing import collect_chats_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
 def collect_corpus_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content of `source`, for the step's key: the interpreter's version determines the library."""
+    """The interpreter's version, which determines the library."""
     return {"python-stdlib": platform.python_version()}
 
 
 def collect_prompts_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content of `source` and `keep_out`, for the step's key: file name -> sha256.
-
-    Planning never uses the network, so a hub id counts by its name alone; pin it as OWNER/NAME@REVISION."""
+    """File -> sha256 of `source` and `keep_out`; data on a hub count by their name alone: pin it as NAME@REVISION."""
     from components.data.sources.listing import collect_prompts_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
 def collect_traffic_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """File -> sha256 of `source` and `keep_out`, for the step's key."""
+    """File -> sha256 of `source` and `keep_out`."""
     from components.data.sources.listing import collect_traffic_fingerprint as fingerprint
 
     return fingerprint(settings)
 
 
 def collect_workloads_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """File -> sha256 of every local source, for the step's key.
-
-    Planning never uses the network, so a preset on the hub counts by its name and revision alone."""
+    """File -> sha256 of every local source; a preset on the hub counts by its name and revision alone."""
     from components.data.sources.listing import collect_workloads_fingerprint as fingerprint
 
     return fingerprint(settings)

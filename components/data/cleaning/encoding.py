@@ -42,12 +42,8 @@ def is_mojibake(text: str) -> bool:
         return True
     if any(_utf8_as_gbk(run) for run in _CLAUSE.findall(text)):
         return True
-    if not _LEADING.search(text):
+    if not (_LEADING.search(text) and is_bad(text)):
         return False
-
-    if not is_bad(text):
-        return False
-
     repaired: str = ftfy.fix_encoding(text)
     return repaired != text  # `is_bad` alone also matches formulae and emoticons
 
@@ -60,9 +56,7 @@ def repair(text: str) -> str:
     """
     if text.isascii() and not has_control_characters(text):
         return text
-    repaired = _repaired_chinese(text) if not text.isascii() else text
-
-    repaired = ftfy.fix_text(repaired, _config())
+    repaired = ftfy.fix_text(text if text.isascii() else _repaired_chinese(text), _config())
     return _CONTROL.sub("", repaired).removeprefix("\ufeff")
 
 

@@ -58,11 +58,7 @@ def require_redaction() -> None:
 
 
 def redact(text: str) -> tuple[str, Counter[str]]:
-    """(the text with [EMAIL], [KEY], [CARD], [IP] or [PHONE] in place of personal data, count by kind).
-
-    Raises:
-        UserError: the libraries of `draftsmith[redaction]` are missing.
-    """
+    """(the text with [EMAIL], [KEY], [CARD], [IP] or [PHONE] in place of personal data, count by kind)."""
     require_redaction()
     counts: Counter[str] = Counter()
     for kind, find in _FINDERS.items():

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Self
 
 from components.contract import Chats, Context, ReportProgress, UserError
 from components.data.cleaning.encoding import repair
@@ -38,6 +38,7 @@ from components.data.sources.addresses import is_url
 from components.data.sources.bad_rows import BadFile, BadRow
 from components.data.sources.files import read_rows
 from components.data.sources.listing import SourceFile, UnusableFile, list_files
+from components.data.sources.presets import ChatPreset
 from components.data.sources.shapes import read_content
 from components.data.sources.tables import hub_rows
 from components.data.sources.turns import Message, field_names, valid_text
@@ -46,6 +47,7 @@ from components.outside_json import JsonObject
 _SHARD_BYTES: Final = 32 << 20
 _SHARD_FILES: Final = 256
 COUNTS: Final = "counts.json"
+_BY: Final = ("languages", "domains", "shapes", "redacted")
 _ROWS_PER_PROGRESS: Final = 2000
 _BROKEN_SHOWN: Final = 5
 
@@ -55,18 +57,23 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
     shards = _plan_shards(sources, clean, redact, ctx)
     for _ in ctx.map(collect_shard, shards, what="shards of files"):
         pass
-    counts: list[ShardCounts] = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
-    by_source: dict[str, SourceTotals] = {}
+    counts = [Counts.read(shard.file) for shard in shards]
+    by_source: dict[str, Counts] = {}
+    total = Counts()
     for shard, counted in zip(shards, counts, strict=True):
-        preset = shard.source.chat_preset
-        totals = by_source.setdefault(shard.source.label, SourceTotals(preset.licence if preset is not None else None))
-        totals.add(shard, counted)
-    for name, totals in by_source.items():
-        _report_source(name, totals, ctx)
+        counted.numbers["files"] = sum(file.span is None or file.span.start == 0 for file in shard.files)
+        by_source.setdefault(shard.source.label, Counts()).add(counted)
+        total.add(counted)
+    for name, of_source in by_source.items():
+        with_dropped = (
+            shard.folder
+            for shard, counted in zip(shards, counts, strict=True)
+            if shard.source.label == name and counted.dropped
+        )
+        _report_source(name, of_source, next(with_dropped, None), ctx)
+    presets = {shard.source.label: shard.source.chat_preset for shard in shards}
     dropped = _join_parts(ctx, shards, counts, by_source)
-    counters = ("languages", "domains", "shapes", "redacted")
-    info = {name: most_first(sum((Counter(counted["by"][name]) for counted in counts), Counter())) for name in counters}
-    num_read, num_kept = (sum(getattr(totals, name) for totals in by_source.values()) for name in ("read", "kept"))
+    num_read, num_kept = total.numbers["read"], total.numbers["kept"]
     assert num_kept + sum(dropped.values()) == num_read, "a row was lost"
     return Chats.of_step(
         ctx,
@@ -74,11 +81,11 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
             "num_rows": num_kept,
             "num_read": num_read,
             "num_dropped": num_read - num_kept,
-            "num_characters": sum(totals.characters for totals in by_source.values()),
-            "num_repaired": sum(counted["repaired"] for counted in counts),
+            "num_characters": total.numbers["characters"],
+            "num_repaired": total.numbers["repaired"],
             "dropped": dropped,
-            "by_source": {name: totals.facts() for name, totals in by_source.items()},
-            **info,
+            "by_source": {name: _source_facts(counts, presets[name]) for name, counts in by_source.items()},
+            **{name: most_first(total.by[name]) for name in _BY},
         },
     )
 
@@ -112,80 +119,69 @@ def _plan_shards(sources: Sequence[ChatSource], clean: Cleaning, redact: bool, c
     return shards
 
 
-class ShardCounts(TypedDict):
-    """The counts of one shard, in its `counts.json`.
+@dataclass
+class Counts:
+    """The counts of a shard, which its `counts.json` holds, or of several shards.
 
-    stopped: 1 where max_rows was reached. broken: files not read to their end; first_broken: messages of the first few.
+    numbers: rows read, kept and repaired, characters, files; stopped: shards that reached max_rows; broken: files that
+        were not read to their end, of which first_broken has the first messages.
     dropped: rows by reason. by: kept rows by languages, domains and shapes, and redacted values by kind.
     """
 
-    read: int
-    kept: int
-    characters: int
-    repaired: int
-    stopped: int
-    broken: int
-    dropped: dict[str, int]
-    parts: list[str]
-    first_broken: list[str]
-    by: dict[str, dict[str, int]]
-
-
-@dataclass
-class SourceTotals:
-    """Counts of one source, summed over its shards. stopped: shards that reached max_rows.
-
-    first_broken: messages of files that were not read to their end. folder: a shard with dropped rows.
-    """
-
-    licence: str | None
-    read: int = 0
-    kept: int = 0
-    characters: int = 0
-    broken: int = 0
-    stopped: int = 0
-    files: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    by: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _BY})
     first_broken: list[str] = field(default_factory=list)
-    folder: Path | None = None
+    parts: list[str] = field(default_factory=list)
 
-    def add(self, shard: ChatShard, counted: ShardCounts) -> None:
-        """Add the counts of a shard."""
-        for name in ("read", "kept", "characters", "broken", "stopped"):
-            setattr(self, name, getattr(self, name) + counted[name])
-        self.files += sum(file.span is None or file.span.start == 0 for file in shard.files)
-        self.dropped.update(counted["dropped"])
-        self.first_broken += counted["first_broken"]
-        if self.folder is None and counted["dropped"]:
-            self.folder = shard.folder
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The counts of a shard."""
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        counters = {"numbers": Counter(stored["numbers"]), "dropped": Counter(stored["dropped"])}
+        return cls(**{**stored, **counters, "by": {name: Counter(stored["by"][name]) for name in _BY}})
 
-    def facts(self) -> JsonObject:
-        """The counts under their names in the artifact's info."""
-        facts = {name: getattr(self, name) for name in ("read", "kept", "characters", "dropped", "files", "broken")}
-        facts["dropped"] = most_first(self.dropped)
-        return facts | ({} if self.licence is None else {"licence": self.licence})
+    def add(self, other: Counts) -> None:
+        """Add the counts of a shard; its parts are its own."""
+        self.numbers.update(other.numbers)
+        self.dropped.update(other.dropped)
+        self.first_broken += other.first_broken
+        for name in _BY:
+            self.by[name].update(other.by[name])
 
 
-def _report_source(name: str, totals: SourceTotals, ctx: Context) -> None:
-    """Log the outcome of a source; raises UserError where no row of it is usable."""
-    dropped = ", ".join(f"{number} {reason}" for reason, number in list(most_first(totals.dropped).items())[:5])
-    if not totals.kept:
-        if totals.folder is None:
+def _source_facts(counts: Counts, preset: ChatPreset | None) -> JsonObject:
+    """The counts of a source under their names in the artifact's info."""
+    facts: JsonObject = {name: counts.numbers[name] for name in ("read", "kept", "characters")}
+    facts |= {
+        "dropped": most_first(counts.dropped),
+        "files": counts.numbers["files"],
+        "broken": counts.numbers["broken"],
+    }
+    return facts | ({} if preset is None else {"licence": preset.licence})
+
+
+def _report_source(name: str, counts: Counts, folder: Path | None, ctx: Context) -> None:
+    """Log the outcome of a source; raises UserError where no row of it is usable. folder: a shard with dropped rows."""
+    numbers = counts.numbers
+    dropped = ", ".join(f"{number} {reason}" for reason, number in list(most_first(counts.dropped).items())[:5])
+    if not numbers["kept"]:
+        if folder is None:
             raise UserError(f"sources: {name}: there are no rows in it; remove it or fill it")
-        first = next(read_dropped(totals.folder))
+        first = next(read_dropped(folder))
         excerpt = " ".join(first["excerpt"].split())[:160]
-        raise UserError(f"sources: {name}: no usable row in {totals.read} ({dropped}); {first['where']}: {excerpt}")
-    if totals.stopped:
-        ctx.note(f"{name}: stopped after {totals.read} rows (max_rows)")
+        raise UserError(f"sources: {name}: no usable row in {numbers['read']} ({dropped}); {first['where']}: {excerpt}")
+    if numbers["stopped"]:
+        ctx.note(f"{name}: stopped after {numbers['read']} rows (max_rows)")
     if dropped:
-        ctx.note(f"{name}: {totals.kept} of {totals.read} rows kept; dropped {dropped}; see dropped.parquet")
-    if totals.broken:
-        first_broken = "; ".join(totals.first_broken[:5])
-        ctx.note(f"{name}: {totals.broken} files could not be read, or not to their end: {first_broken}")
+        ctx.note(f"{name}: {numbers['kept']} of {numbers['read']} rows kept; dropped {dropped}; see dropped.parquet")
+    if numbers["broken"]:
+        first_broken = "; ".join(counts.first_broken[:5])
+        ctx.note(f"{name}: {numbers['broken']} files could not be read, or not to their end: {first_broken}")
 
 
 def _join_parts(
-    ctx: Context, shards: Sequence[ChatShard], counts: Sequence[ShardCounts], by_source: dict[str, SourceTotals]
+    ctx: Context, shards: Sequence[ChatShard], counts: Sequence[Counts], by_source: dict[str, Counts]
 ) -> dict[str, int]:
     """Move the parts of all shards into the output, and join their dropped rows; returns dropped rows by reason.
 
@@ -194,12 +190,12 @@ def _join_parts(
     parts: list[str] = []
     with DroppedWriter(ctx.out) as dropped:
         for shard, counted in zip(shards, counts, strict=True):
-            for part in counted["parts"]:
+            for part in counted.parts:
                 parts.append(f"part-{len(parts):05d}.parquet")
                 if (shard.folder / part).is_file():
                     os.replace(shard.folder / part, ctx.out / parts[-1])
             dropped.copy(shard.folder)
-    rows_by_source = {name: totals.kept for name, totals in sorted(by_source.items())}
+    rows_by_source = {name: counts.numbers["kept"] for name, counts in sorted(by_source.items())}
     write_manifest(ctx.out, {"parts": parts, "num_rows": sum(rows_by_source.values()), "by_source": rows_by_source})
     return most_first(dropped.counts)
 
@@ -230,7 +226,7 @@ def collect_shard(shard: ChatShard, report_progress: ReportProgress) -> None:
     beside.mkdir(parents=True)
     try:
         counts = _ShardCollector(shard, beside, report_progress).run()
-        (beside / COUNTS).write_text(json.dumps(counts, ensure_ascii=False), encoding="utf-8")
+        (beside / COUNTS).write_text(json.dumps(vars(counts), ensure_ascii=False), encoding="utf-8")
         try:
             os.replace(beside, shard.folder)
         except OSError:
@@ -247,13 +243,11 @@ class _ShardCollector:
         self.shard, self.folder, self.report_progress = shard, folder, report_progress
         self.source = shard.source
         self.name = shard.source.label
-        self.counts: Counter[str] = Counter()
-        self.by: dict[str, Counter[str]] = {name: Counter() for name in ("languages", "domains", "shapes", "redacted")}
+        self.counts = Counts()
         self.bytes_before, self.characters_here = 0, 0
         self.total = max(1, sum(file.size for file in shard.files))
-        self.broken: list[str] = []
 
-    def run(self) -> ShardCounts:
+    def run(self) -> Counts:
         """Read all files; returns the counts."""
         if self.shard.redact:
             require_redaction()
@@ -267,18 +261,8 @@ class _ShardCollector:
                 if not self._collect_file(file):
                     break
                 self.bytes_before, self.characters_here = self.bytes_before + file.size, 0
-        return {
-            "read": self.counts["read"],
-            "kept": self.counts["kept"],
-            "characters": self.counts["characters"],
-            "repaired": self.counts["repaired"],
-            "stopped": self.counts["stopped"],
-            "broken": self.counts["broken"],
-            "dropped": dict(self.dropped.counts),
-            "parts": self.chats.parts,
-            "first_broken": self.broken,
-            "by": {name: dict(counter) for name, counter in self.by.items()},
-        }
+        self.counts.dropped, self.counts.parts = self.dropped.counts, self.chats.parts
+        return self.counts
 
     def _collect_file(self, file: SourceFile) -> bool:
         """All rows of a file; False where max_rows is reached."""
@@ -299,14 +283,14 @@ class _ShardCollector:
 
     def _collect_rows(self, name: str, rows: Iterator[tuple[int, Any]]) -> bool:
         for line, row in rows:
-            if self.source.max_rows is not None and self.counts["read"] >= self.source.max_rows:
-                self.counts["stopped"] = 1
+            if self.source.max_rows is not None and self.counts.numbers["read"] >= self.source.max_rows:
+                self.counts.numbers["stopped"] = 1
                 return False
             try:
                 self._collect_row(row, f"{name}:{line}")
             except BadRow as error:
                 self._drop(error.code, f"{name}:{line}", f"{error}: {_excerpt(row)}")
-            if self.counts["read"] % _ROWS_PER_PROGRESS == 0:
+            if self.counts.numbers["read"] % _ROWS_PER_PROGRESS == 0:
                 self.report_progress(min(0.99, (self.bytes_before + self.characters_here) / self.total))
         return True
 
@@ -329,22 +313,22 @@ class _ShardCollector:
             return
         chat = dataclasses.replace(chat, language=self._language(chat), domain=self._domain(chat, row))
         self.chats.write(chat)
-        self.counts.update(read=1, kept=1, characters=chat.num_chars)
-        self.by["languages"][chat.language] += 1
-        self.by["domains"][chat.domain] += 1
-        self.by["shapes"][content.shape] += 1
+        self.counts.numbers.update(read=1, kept=1, characters=chat.num_chars)
+        self.counts.by["languages"][chat.language] += 1
+        self.counts.by["domains"][chat.domain] += 1
+        self.counts.by["shapes"][content.shape] += 1
 
     def _drop(self, reason: str, location: str, excerpt: str) -> None:
         if self.shard.redact:
             excerpt, _ = redact(excerpt[: 2 * EXCERPT_CHARACTERS])  # also redact data that crosses the cut
         self.dropped.write(reason, self.name, location, excerpt)
-        self.counts["read"] += 1
+        self.counts.numbers["read"] += 1
 
     def _record_broken(self, name: str, message: str) -> None:
         """Count a file that was not read to its end, and store the messages of the first few."""
-        self.counts["broken"] += 1
-        if len(self.broken) < _BROKEN_SHOWN:
-            self.broken.append(f"{name}: {message}")
+        self.counts.numbers["broken"] += 1
+        if len(self.counts.first_broken) < _BROKEN_SHOWN:
+            self.counts.first_broken.append(f"{name}: {message}")
 
     def _language(self, chat: Chat) -> str:
         preset = self.source.chat_preset
@@ -361,13 +345,13 @@ class _ShardCollector:
     def _repaired(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
         fields = ("content", "reasoning_content")
         repaired = repair(text), tuple(_with_changes(message, fields, repair) for message in messages)
-        self.counts["repaired"] += repaired != (text, messages)
+        self.counts.numbers["repaired"] += repaired != (text, messages)
         return repaired
 
     def _redacted(self, text: str, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
         def redact_text(text: str) -> str:
             clear, counts = redact(text)
-            self.by["redacted"].update(counts)
+            self.counts.by["redacted"].update(counts)
             return clear
 
         fields = ("content", "reasoning_content", "tool_calls")

@@ -181,8 +181,7 @@ class BenchmarkIndex:
 def items_of(keep_out: Sequence[Prompts]) -> list[Item]:
     """The distinct texts that must not be trained on, in an order that does not depend on that of the artifacts.
 
-    Raises:
-        UserError: an artifact has no prompt in the splits test and warm_up.
+    Raises UserError where an artifact has no prompt in the splits test and warm_up.
     """
     items: dict[str, Item] = {}
     prompts = []

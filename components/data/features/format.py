@@ -225,11 +225,7 @@ class LiveFeatures(FeatureSource):
 
 
 def open_features(features: Features) -> FeatureSource:
-    """Read a Features artifact's manifest.
-
-    Raises:
-        UserError: the directory is not a Features artifact.
-    """
+    """Read a Features artifact's manifest; raises UserError where the directory holds none."""
     file = features.path / "manifest.json"
     if not file.is_file():
         raise UserError(

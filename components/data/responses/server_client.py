@@ -156,12 +156,8 @@ class CompletionClient:
             sampling = {"temperature": temperature, "max_new_tokens": limit, **neutral}
             return f"{root}/generate", {"input_ids": list(job.ids), "sampling_params": sampling}
         seed = row_generator(self.options.seed, job.prompt_id).initial_seed() % 2**31
-        body: JsonObject = {
-            "prompt": list(job.ids) if self._takes_ids else prompt,
-            "temperature": temperature,
-            "seed": seed,
-        }
-        body |= neutral
+        sent = list(job.ids) if self._takes_ids else prompt
+        body: JsonObject = {"prompt": sent, "temperature": temperature, "seed": seed, **neutral}
         if engine == "llama.cpp":
             return f"{root}/completion", {**body, "n_predict": limit, "return_tokens": True}
         body |= {"model": self.info.model, "max_tokens": limit}

@@ -143,8 +143,7 @@ def _lines(file: Place, span: Span | None) -> Iterator[tuple[int, bytes]]:
 def json_rows(file: Place, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
     """(line, row) of a top-level array; (number, row) of the one list in a top-level object, such as {"data": [...]}.
 
-    Raises:
-        UserError: the file cannot be read or decompressed to its end, or it is neither of the two.
+    Raises UserError where the file cannot be read or decompressed to its end, or is neither of the two.
     """
     with open_stream(file) as stream:
         window = _Window(file, stream)

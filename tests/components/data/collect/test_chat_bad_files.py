@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from components.contract import Context, UserError
 from components.data import collect_chats
-from components.data.collect.chats import COUNTS, ChatShard, collect_shard
+from components.data.collect.chats import COUNTS, ChatShard, Counts, collect_shard
 from components.data.formats.chats import read_chats, read_dropped
 from components.data.settings import ChatSource
 from components.data.sources.listing import SourceFile
@@ -191,11 +191,11 @@ def test_no_bytes_crash_a_reader_and_every_row_is_accounted_for(
         found = SourceFile(str(file), file.name, len(raw))
         source = ChatSource(path=str(file), name="n")
         collect_shard(ChatShard(folder / "shard", source, (found,), (), LENIENT, False), lambda share: None)
-        counts = json.loads((folder / "shard" / COUNTS).read_text())
+        counts = Counts.read(folder / "shard" / COUNTS)
         dropped = list(read_dropped(folder / "shard"))
         kept = list(read_chats(folder / "shard"))
-    assert counts["kept"] == len(kept) and sum(counts["dropped"].values()) == len(dropped)
-    assert counts["read"] == len(kept) + len(dropped)
+    assert counts.numbers["kept"] == len(kept) and counts.dropped.total() == len(dropped)
+    assert counts.numbers["read"] == len(kept) + len(dropped)
     assert all(row["where"].startswith("rows") and row["reason"].isidentifier() for row in dropped)
     if suffix == ".jsonl" and not raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         filled = [number for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()]
