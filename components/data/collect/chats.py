@@ -59,18 +59,16 @@ def collect_chats(*, sources: list[ChatSource], clean: Cleaning, redact: bool, c
         pass
     counts = [Counts.read(shard.file) for shard in shards]
     by_source: dict[str, Counts] = {}
+    folders: dict[str, Path] = {}
     total = Counts()
     for shard, counted in zip(shards, counts, strict=True):
         counted.numbers["files"] = sum(file.span is None or file.span.start == 0 for file in shard.files)
         by_source.setdefault(shard.source.label, Counts()).add(counted)
         total.add(counted)
+        if counted.dropped:
+            folders.setdefault(shard.source.label, shard.folder)
     for name, of_source in by_source.items():
-        with_dropped = (
-            shard.folder
-            for shard, counted in zip(shards, counts, strict=True)
-            if shard.source.label == name and counted.dropped
-        )
-        _report_source(name, of_source, next(with_dropped, None), ctx)
+        _report_source(name, of_source, folders.get(name), ctx)
     presets = {shard.source.label: shard.source.chat_preset for shard in shards}
     dropped = _join_parts(ctx, shards, counts, by_source)
     num_read, num_kept = total.numbers["read"], total.numbers["kept"]
