@@ -1,4 +1,9 @@
-"""Data: sources of prompts and chats, the target's answers to them, and its hidden states (features) at them."""
+"""Data: sources of prompts and chats, the target's answers to them, and its hidden states (features) at them.
+
+steps.py declares the steps and settings.py what their settings may be. sources/ finds and reads rows of any kind,
+collect/ makes chats and prompts of them, cleaning/ and dedup/ leave rows out, mixing/ combines and splits them,
+responses/ answers prompts and features/ records hidden states; formats/ is what all of these write.
+"""
 
 from components.data.steps import collect_chats as collect_chats
 from components.data.steps import collect_corpus as collect_corpus

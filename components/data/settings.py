@@ -27,6 +27,10 @@ from components.text import as_utf8, did_you_mean
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Name = Annotated[str, Field(min_length=1)]
 SettingFault = tuple[tuple[str | int, ...], str]
 """(the setting's place, what is wrong with it)."""
 
@@ -234,8 +238,8 @@ class Cleaning(BaseModel):
     min_question_characters: Count = _rule(2, "Drop chats whose first question is shorter. Characters.")
     min_answer_characters: Count = _rule(1, "Drop chats with a shorter answer. Characters.")
     min_text_characters: Count = _rule(32, "Drop shorter plain texts. Characters.")
-    max_characters: Annotated[int, Field(ge=1)] = _rule(65_536, "Drop longer rows. Characters in all.")
-    max_turns: Annotated[int, Field(ge=1)] = _rule(128, "Drop chats with more messages.")
+    max_characters: Amount = _rule(65_536, "Drop longer rows. Characters in all.")
+    max_turns: Amount = _rule(128, "Drop chats with more messages.")
     replacement_characters: bool = _rule(True, "Drop rows that hold U+FFFD: what stood there is lost.")
     control_characters: bool = _rule(True, "Drop rows with control characters.")
     mojibake: bool = _rule(True, "Drop rows that were decoded with the wrong encoding.")

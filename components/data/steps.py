@@ -13,15 +13,21 @@ from pydantic import Field
 
 from components.contract import Chats, Context, Conversations, Corpus, Features, Prompts, Target
 from components.data.settings import (
+    Amount,
     ChatSource,
     Cleaning,
     CorpusSource,
+    Count,
+    Name,
     Order,
+    Positive,
+    Share,
     Strata,
     Thinking,
     TooSmall,
     Turns,
     Unit,
+    Weight,
     WorkloadSource,
 )
 from components.data.settings import collect_chats_settings as collect_chats_settings
@@ -30,10 +36,6 @@ from components.engines.server_address import BaseUrl, ServerEngine
 from components.outside_json import JsonObject
 
 _DEFAULT: Final = Cleaning()
-
-Amount = Annotated[int, Field(ge=1)]
-
-Weight = Annotated[float, Field(ge=0.0)]
 
 
 def collect_chats(
@@ -63,11 +65,7 @@ def collect_chats(
 
 
 def collect_corpus(
-    *,
-    source: CorpusSource = "python-stdlib",
-    with_tests: bool = True,
-    min_characters: Annotated[int, Field(ge=0)] = 64,
-    ctx: Context,
+    *, source: CorpusSource = "python-stdlib", with_tests: bool = True, min_characters: Count = 64, ctx: Context
 ) -> Corpus:
     """Collect text documents to pre-train a target on, and hold some of them out.
 
@@ -86,11 +84,7 @@ def collect_corpus(
 
 
 def corpus_from_chats(
-    chats: Chats,
-    *,
-    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5,
-    min_characters: Annotated[int, Field(ge=0)] = 16,
-    ctx: Context,
+    chats: Chats, *, held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5, min_characters: Count = 16, ctx: Context
 ) -> Corpus:
     """Make a corpus to pre-train a target on from chats, each written as one document in chat markup.
 
@@ -110,18 +104,18 @@ def corpus_from_chats(
 
 def collect_prompts(
     *,
-    source: Annotated[str, Field(min_length=1)] = "python-stdlib",
-    num_train: Annotated[int, Field(ge=0)] = 640,
-    num_validation: Annotated[int, Field(ge=0)] = 48,
-    num_test: Annotated[int, Field(ge=0)] = 24,
-    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    source: Name = "python-stdlib",
+    num_train: Count = 640,
+    num_validation: Count = 48,
+    num_test: Count = 24,
+    num_warm_up: Count = 4,
     evaluation_percent: Annotated[int, Field(ge=0, le=100)] = 20,
     keep_out: str = "",
     workload: str = "",
     workload_field: str = "",
     min_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
     max_prompt_characters: Annotated[int | None, Field(ge=1)] = None,
-    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    max_rows: Amount = 200_000,
     ctx: Context,
 ) -> Prompts:
     """Collect prompts from one source and split them, so that no evaluation prompt is ever trained on.
@@ -155,19 +149,19 @@ def collect_prompts(
 def collect_traffic(
     seen: Prompts | None = None,
     *,
-    source: Annotated[str, Field(min_length=1)],
-    num_train: Annotated[int, Field(ge=1)] = 640,
-    num_validation: Annotated[int, Field(ge=0)] = 24,
-    num_test: Annotated[int, Field(ge=1)] = 32,
-    num_warm_up: Annotated[int, Field(ge=0)] = 2,
-    min_new: Annotated[int, Field(ge=1)] = 32,
+    source: Name,
+    num_train: Amount = 640,
+    num_validation: Count = 24,
+    num_test: Amount = 32,
+    num_warm_up: Count = 2,
+    min_new: Amount = 32,
     evaluation_percent: Annotated[int, Field(ge=1, le=90)] = 20,
     keep_out: str = "",
-    workload: Annotated[str, Field(min_length=1)] = "traffic",
+    workload: Name = "traffic",
     workload_field: str = "",
-    min_prompt_characters: Annotated[int, Field(ge=1)] = 1,
-    max_prompt_characters: Annotated[int, Field(ge=1)] = 4000,
-    max_new: Annotated[int, Field(ge=1)] = 200_000,
+    min_prompt_characters: Amount = 1,
+    max_prompt_characters: Amount = 4000,
+    max_new: Amount = 200_000,
     ctx: Context,
 ) -> Prompts:
     """Collect the new conversations in files of served traffic, for nightly retraining.
@@ -202,11 +196,11 @@ def collect_workloads(
     target: Target | None = None,
     *,
     sources: Annotated[list[str | WorkloadSource], Field(min_length=1)],
-    num_prompts: Annotated[int, Field(ge=1)] = 40,
-    num_warm_up: Annotated[int, Field(ge=0)] = 1,
-    max_prompt_characters: Annotated[int, Field(ge=1)] = 8000,
-    max_answer_tokens: Annotated[int, Field(ge=1)] = 256,
-    max_rows: Annotated[int, Field(ge=1)] = 200_000,
+    num_prompts: Amount = 40,
+    num_warm_up: Count = 1,
+    max_prompt_characters: Amount = 8000,
+    max_answer_tokens: Amount = 256,
+    max_rows: Amount = 200_000,
     ctx: Context,
 ) -> Prompts:
     """Collect benchmark prompts of named workloads and languages; none of them is for training.
@@ -319,13 +313,13 @@ def mix_chats(
     max_turns: Annotated[int, Field(ge=1, le=100)] = 4,
     order: Order = "random",
     ask_once: bool = True,
-    num_validation: Annotated[int, Field(ge=0)] = 48,
-    num_test: Annotated[int, Field(ge=0)] = 24,
-    num_warm_up: Annotated[int, Field(ge=0)] = 4,
+    num_validation: Count = 48,
+    num_test: Count = 24,
+    num_warm_up: Count = 4,
     evaluation_percent: Annotated[int, Field(ge=0, le=90)] = 5,
     evaluation_weights: dict[str, Weight] = {},  # noqa: B006
     workload: Strata = "source",
-    chars_per_token: dict[str, Annotated[float, Field(gt=0.0)]] = {},  # noqa: B006
+    chars_per_token: dict[str, Positive] = {},  # noqa: B006
     ctx: Context,
 ) -> Prompts:
     """Mix chats of several sources in declared shares, and split them so that no question is on both sides.
@@ -371,9 +365,9 @@ def mix_prompts(
     old: Prompts | None = None,
     *,
     old_share: Annotated[float, Field(ge=0.0, le=0.95)] = 0.5,
-    num_validation: Annotated[int, Field(ge=1)] = 48,
-    num_test: Annotated[int, Field(ge=1)] = 24,
-    num_warm_up: Annotated[int, Field(ge=1)] = 4,
+    num_validation: Amount = 48,
+    num_test: Amount = 24,
+    num_warm_up: Amount = 4,
     ctx: Context,
 ) -> Prompts:
     """Mix new conversations with prompts that the champion was trained on, so that a drafter does not forget.
@@ -406,15 +400,15 @@ def write_answers_by_server(
     label: str = "",
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
     retries: Annotated[int, Field(ge=0, le=20)] = 5,
-    backoff_s: Annotated[float, Field(gt=0.0)] = 0.5,
-    timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
-    wait_s: Annotated[float, Field(gt=0.0)] = 30.0,
+    backoff_s: Positive = 0.5,
+    timeout_s: Positive = 600.0,
+    wait_s: Positive = 30.0,
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
-    greedy_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.75,
+    greedy_share: Share = 0.75,
     max_new_tokens: Annotated[int, Field(ge=8)] = 96,
-    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_failed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01,
+    max_prompt_tokens: Amount = 512,
+    shard_size: Amount = 256,
+    max_failed: Share = 0.01,
     ctx: Context,
 ) -> Conversations:
     """Let a server answer the train and validation prompts.
@@ -450,11 +444,11 @@ def write_answers(
     prompts: Prompts,
     *,
     max_new_tokens: Annotated[int, Field(ge=8)] = 96,
-    sampled_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.25,
+    sampled_share: Share = 0.25,
     temperature: Annotated[float, Field(gt=0.0, le=2.0)] = 0.8,
-    batch_size: Annotated[int, Field(ge=1)] = 64,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_prompt_tokens: Annotated[int, Field(ge=1)] = 512,
+    batch_size: Amount = 64,
+    shard_size: Amount = 256,
+    max_prompt_tokens: Amount = 512,
     ctx: Context,
 ) -> Conversations:
     """Let the target answer the train and validation prompts, in batches over its KV cache.
@@ -480,8 +474,8 @@ def write_given_answers(
     thinking: Thinking = "drop",
     turns: Turns = "all",
     max_tokens: Annotated[int, Field(ge=16)] = 2048,
-    shard_size: Annotated[int, Field(ge=1)] = 256,
-    max_set_aside: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2,
+    shard_size: Amount = 256,
+    max_set_aside: Share = 0.2,
     ctx: Context,
 ) -> Conversations:
     """Train on the answers that the sources came with: convert chats to token ids and answer masks.
