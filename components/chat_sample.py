@@ -1,6 +1,6 @@
 """The sample of conversations beside a Conversations artifact: what a person looks at to check the mask.
 
-`sample.json` holds {"rows": [...]}. The step that makes the answers writes it (components/data/responses/preview.py),
+`sample.json` holds {"rows": [...]}. The step that makes the answers writes it (components/data/formats/responses.py),
 and reports show a few of its rows. Its text comes from models and strangers, so whoever shows it escapes it.
 """
 

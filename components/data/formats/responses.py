@@ -4,28 +4,35 @@
   ids [N] int32, mask [N] bool (x_t is an answer token), offsets [R + 1] int64;
 its metadata holds the facts of each row under "rows", so a shard can be read without any other file. The artifact's
 info summarises all rows: counts, looping rates, languages and domains.
+
+A sample shows what is masked in, so that people can check it: `sample.json` holds its rows (components/chat_sample.py)
+and `sample.html` the same on one page that fetches nothing. The text is not trusted: everything is escaped, and marks
+that change the reading direction are made visible.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import html
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from components.chat_sample import Piece, SampleRow, cut_in_middle, write_sample_rows
 from components.contract import Context, Conversations, UserError
 from components.files import written_whole
 from components.outside_json import JsonObject
+from components.text import visible
 
 ANSWERED_SPLITS = ("train", "validation")
 
@@ -169,3 +176,85 @@ def _tokens_by(pairs: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 def _mean(rows: Sequence[AnswerRow]) -> float | None:
     return round(sum(row.distinct_bigrams for row in rows) / len(rows), 4) if rows else None
+
+
+MAX_ROWS: Final = 12
+MAX_CHARACTERS: Final = 3000
+"""The most of one row that is shown; longer rows are cut in the middle."""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>What is trained on</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #bbb; border-radius: 6px; padding: .8rem; }}
+mark {{ background: #ffd54d; color: #111; }}
+.system {{ color: #7b3fa0; }} .user {{ color: #1f5fbf; }} .tool {{ color: #8a5a00; }} .template {{ color: #888; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ background: #16181c; color: #ddd; }}
+  .system {{ color: #c79be6; }} .user {{ color: #7fb2ff; }} .tool {{ color: #e0b060; }}
+}}
+</style></head><body>
+<h1>What is trained on</h1>
+<p>{about} Text on <mark>yellow</mark> is an answer: the drafter learns to guess it. The rest is only read:
+<span class="system">system</span>, <span class="user">user</span>, <span class="tool">tool</span>,
+<span class="template">the chat template</span>.</p>
+{rows}
+</body></html>
+"""
+
+
+def sample_row(row: AnswerRow, pieces: Sequence[Piece]) -> SampleRow:
+    """One row of `sample.json`."""
+    return {
+        "row_id": row.row_id,
+        "split": row.split,
+        "workload": row.workload,
+        "language": row.language,
+        "domain": row.domain,
+        "answered_by": row.answered_by,
+        "pieces": list(pieces),
+    }
+
+
+def pieces_of_ids(tokenizer: Any, conversation: Conversation) -> list[Piece]:
+    """Prompt and answer of a row, decoded from its tokens."""
+    pieces: list[Piece] = []
+    pairs = zip(conversation.ids.tolist(), conversation.mask.tolist(), strict=True)
+    for masked, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in run], skip_special_tokens=False)
+        pieces.append(
+            {"role": "assistant" if masked else "prompt", "masked": masked, "text": cut_in_middle(text, MAX_CHARACTERS)}
+        )
+    return pieces
+
+
+def sample_of_shards(folder: Path, shards: Sequence[str], tokenizer: Any, about: str) -> None:
+    """Write a sample of tokenised answers, with rows spread evenly over the shards."""
+    rows = []
+    for name in shards[:: max(1, -(-len(shards) // MAX_ROWS))]:
+        conversations = read_shard(folder / name)
+        step = max(1, len(conversations) * len(shards) // MAX_ROWS)
+        rows += [sample_row(one.row, pieces_of_ids(tokenizer, one)) for one in conversations[::step]]
+    write_sample(folder, rows, about)
+
+
+def write_sample(folder: Path, rows: Sequence[SampleRow], about: str) -> None:
+    """Write `sample.json` and `sample.html` with at most MAX_ROWS of these rows, spread evenly."""
+    step = max(1, -(-len(rows) // MAX_ROWS))
+    sample = list(rows[::step])
+    write_sample_rows(folder, sample)
+    page = _PAGE.format(about=html.escape(about), rows="\n".join(_row_html(row) for row in sample))
+    (folder / "sample.html").write_text(page, encoding="utf-8")
+
+
+def _row_html(row: SampleRow) -> str:
+    facts = (row["row_id"], row["workload"], row["split"], row["language"], row["domain"])
+    title = html.escape(visible(" · ".join(fact for fact in facts if fact)))
+    return f"<h2>{title}</h2>\n<pre>{''.join(_piece_html(piece) for piece in row['pieces'])}</pre>"
+
+
+def _piece_html(piece: Piece) -> str:
+    text = html.escape(visible(piece["text"]))
+    role = html.escape(piece["role"])
+    return f'<mark title="{role}">{text}</mark>' if piece["masked"] else f'<span class="{role}">{text}</span>'

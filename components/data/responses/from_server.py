@@ -18,9 +18,8 @@ from typing import Any, Final
 import httpx
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
-from components.data.formats.responses import shard_name, summarise, write_manifest, write_shard
+from components.data.formats.responses import sample_of_shards, shard_name, summarise, write_manifest, write_shard
 from components.data.responses.generate import Job, NotAnswered, jobs_of
-from components.data.responses.preview import sample_of_shards
 from components.data.responses.server_client import (
     CompletionClient,
     Journal,

@@ -24,12 +24,12 @@ from components.data.formats.responses import (
     AnswerRow,
     Conversation,
     distinct_bigram_ratio,
+    sample_of_shards,
     shard_name,
     summarise,
     write_manifest,
     write_shard,
 )
-from components.data.responses.preview import sample_of_shards
 from components.files import sweep
 from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 from components.targets.interface import AbstractTarget

@@ -7,6 +7,7 @@ number of lines, which any worker can make and a kill does not lose; the parts a
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,17 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.chat_sample import SampleRow
+from components.chat_sample import Piece, SampleRow, cut_in_middle
 from components.contract import Context, Conversations, Prompts, ReportProgress, Target, UserError
 from components.data.formats.prompts import Prompt, parse_prompt
 from components.data.formats.responses import (
     ANSWERED_SPLITS,
+    MAX_CHARACTERS,
     Conversation,
     read_notes,
     read_shard,
+    sample_row,
     shard_name,
     summarise,
     write_manifest,
+    write_sample,
     write_shard,
 )
 from components.data.responses.assistant_mask import (
@@ -34,11 +38,11 @@ from components.data.responses.assistant_mask import (
     ThinkingStyle,
     can_write_thinking,
     mask_chat,
+    roles_in,
     rows_of_chat,
     thinking_style,
 )
 from components.data.responses.generate import conversation_of
-from components.data.responses.preview import pieces_of_chat, sample_row, write_sample
 from components.data.settings import Thinking, Turns
 from components.data.sources.turns import Message
 from components.outside_json import JsonObject
@@ -195,6 +199,24 @@ def _conversation(tokenizer: Any, prompt: Prompt, chat: MaskedChat) -> Conversat
     return conversation_of(
         prompt, chat.ids, chat.mask, temperature=None, ended=ended, answered_by="source", suffix=chat.row.suffix
     )
+
+
+def pieces_of_chat(chat: MaskedChat) -> list[Piece]:
+    """A masked chat cut where the role or the mask changes."""
+    text = chat.row.text
+    role_at = ["template"] * len(text)
+    for slot in roles_in(chat.row):
+        role_at[slot.start : slot.stop] = [chat.row.messages[slot.turn]["role"]] * (slot.stop - slot.start)
+    masked_at = [False] * len(text)
+    for (start, stop), masked in zip(chat.row.rendering.encode(text)[1], chat.mask, strict=True):
+        masked_at[start:stop] = [masked] * (stop - start)
+    pieces: list[Piece] = []
+    for (role, masked), run in itertools.groupby(range(len(text)), key=lambda at: (role_at[at], masked_at[at])):
+        indices = list(run)
+        pieces.append(
+            {"role": role, "masked": masked, "text": cut_in_middle(text[indices[0] : indices[-1] + 1], MAX_CHARACTERS)}
+        )
+    return pieces
 
 
 def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Context) -> JsonObject:

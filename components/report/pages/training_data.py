@@ -1,7 +1,7 @@
 """The section of a page about training data: counts, and a few conversations with the answers in colour.
 
 It shows the training mask, which numbers cannot show. It reads `sample.json`, which every step that makes Conversations
-writes (components/data/responses/preview.py). Its text is untrusted and is escaped by the template.
+writes (components/data/formats/responses.py). Its text is untrusted and is escaped by the template.
 """
 
 from __future__ import annotations
