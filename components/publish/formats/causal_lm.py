@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import final
 
 from components.contract import UserError
+from components.drafts.settings import DraftModelSettings
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.interface import DrafterState, Source, whole_vocabulary, without_vocabulary
 from components.publish.formats.llama_block import (
@@ -36,13 +37,13 @@ class CausalLmLayout(AbstractLlamaLayout):
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         """Sizes are read off the tensors where the drafter is narrower than its target."""
-        shape, settings = source.shape, drafter.settings
-        if settings.get("model"):
+        shape, settings = source.shape, DraftModelSettings.model_validate(drafter.settings)
+        if settings.model:
             raise UserError(
                 "causal-lm checkpoint: the draft model was given, not trained: serve it from where it is"
-                f" ({settings['model']!r:.80})"
+                f" ({settings.model!r:.80})"
             )
-        layers, hidden = int(settings.get("num_layers", 2)), int(settings.get("hidden_size") or shape.hidden_size)
+        layers, hidden = settings.num_layers, settings.hidden_size or shape.hidden_size
         block = block_config(drafter, shape, layers)
         if hidden != shape.hidden_size:
             block |= {"hidden_size": hidden, **_sizes_from_tensors(drafter, shape)}

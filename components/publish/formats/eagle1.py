@@ -19,7 +19,7 @@ from typing import final
 from components.contract import UserError
 from components.drafts.methods.eagle1 import token_scale_of
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
-from components.publish.formats.interface import DrafterState, Source, without_vocabulary
+from components.publish.formats.interface import DrafterState, Source, settings_of, without_vocabulary
 from components.publish.formats.llama_block import (
     AbstractLlamaLayout,
     block_config,
@@ -52,7 +52,7 @@ class Eagle1Layout(AbstractLlamaLayout):
             fuse = fuse.clone()
             fuse[:, : shape.hidden_size] *= token_scale_of(source.loaded_target())
             tensors["fc.weight"] = fuse
-            if not drafter.settings.get("fc_bias", True):
+            if not settings_of(drafter).fc_bias:
                 tensors["fc.bias"] = fuse.new_zeros(fuse.shape[0])
         return Checkpoint(config, tensors)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.network.layers import head_rows
+from components.drafts.settings import settings_class
 from components.drafts.storage.quantisation import Packed
 from components.engines.profiles import TargetFacts
 from components.outside_json import JsonObject
@@ -140,6 +141,11 @@ class AbstractLayout(ABC):
     @abstractmethod
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         """The inverse of `lay_out`, for a checkpoint that has passed its checks."""
+
+
+def settings_of(drafter: DrafterState) -> Any:
+    """The drafter's settings as its method's own class has them, defaults filled in."""
+    return settings_class(drafter.method).model_validate(drafter.settings)
 
 
 def replace_prefix(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:

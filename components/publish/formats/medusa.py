@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 
+from components.drafts.settings import MedusaSettings
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec, name_of
 from components.publish.formats.interface import (
     AbstractLayout,
@@ -55,8 +56,8 @@ class MedusaLayout(AbstractLayout):
     weights_file = "medusa_lm_head.safetensors"
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
-        shape, settings = source.shape, drafter.settings
-        heads, layers = int(settings.get("num_heads", 5)), int(settings.get("num_layers", 1))
+        shape, settings = source.shape, MedusaSettings.model_validate(drafter.settings)
+        heads, layers = settings.num_heads, settings.num_layers
         dtype = dtype_of(drafter)
         config = {
             "architectures": ["MedusaModel"],
@@ -73,7 +74,7 @@ class MedusaLayout(AbstractLayout):
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in without_vocabulary(drafter.tensors).items()}
         d2t = drafter.tensors.get("d2t")
         names = [f"{head}.{layers}.weight" for head in range(heads)]
-        if settings.get("head") == "tied":
+        if settings.head == "tied":
             rows = source.head().to(dtype)
             rows = rows if d2t is None else rows[d2t + torch.arange(d2t.numel())]
             tensors |= dict.fromkeys(names, rows)

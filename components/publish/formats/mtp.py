@@ -35,6 +35,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.methods.mtp_native_weights import find_native_mtp
+from components.drafts.settings import MtpSettings
 from components.publish.formats.checkpoint import (
     Checkpoint,
     Config,
@@ -72,16 +73,16 @@ class MtpLayout(AbstractLlamaLayout):
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         """Checks d2t and t2d (the cut draft vocabulary) and leaves them out."""
-        shape, settings = source.shape, drafter.settings
+        shape, settings = source.shape, MtpSettings.model_validate(drafter.settings)
         check_omitted_vocabulary(drafter, shape.vocab_size, "mtp checkpoint")
         config = {
             **self.names(),
             # Heads, positions and num_hidden_layers are the target's: the modules' layer numbers continue it.
             **block_config(drafter, shape, shape.num_layers),
             "tie_word_embeddings": shape.tie_word_embeddings,
-            "num_nextn_predict_layers": int(settings.get("mtp_modules", 3)),
+            "num_nextn_predict_layers": settings.mtp_modules,
             "shared_with_target": ["embed_tokens.weight", "shared_head.head.weight"],
-            "mtp_first_hidden": str(settings.get("first_hidden", "post_norm")),
+            "mtp_first_hidden": settings.first_hidden,
         }
         return Checkpoint(config, without_vocabulary(drafter.tensors))
 
@@ -164,10 +165,10 @@ class MimoLayout(AbstractLlamaLayout):
     model_types = ("qwen2", "mimo")
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
-        shape, settings, dtype = source.shape, drafter.settings, dtype_of(drafter)
-        if (modules := int(settings.get("mtp_modules", 3))) != 1:
+        shape, settings, dtype = source.shape, MtpSettings.model_validate(drafter.settings), dtype_of(drafter)
+        if (modules := settings.mtp_modules) != 1:
             raise UserError(f"mimo checkpoint: holds one module, the drafter has {modules}; train with mtp_modules: 1")
-        if settings.get("first_hidden", "post_norm") != "post_norm":
+        if settings.first_hidden != "post_norm":
             raise UserError("mimo checkpoint: read after the final norm; train with first_hidden: post_norm")
         check_omitted_vocabulary(drafter, shape.vocab_size, "mimo checkpoint")
         config = {

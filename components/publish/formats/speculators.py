@@ -30,7 +30,7 @@ from components.publish.formats.eagle3 import (
     eagle3_flags,
     eagle3_specs,
 )
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, replace_prefix
+from components.publish.formats.interface import AbstractLayout, DrafterState, Source, replace_prefix, settings_of
 from components.publish.formats.llama_block import (
     COUNT,
     Fact,
@@ -61,9 +61,9 @@ class SpeculatorsLayout(AbstractLayout):
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape, kind = source.shape, TYPES[drafter.method]
-        num_layers = int(drafter.settings.get("num_layers", 1)) if kind == "peagle" else 1
-        block, scaling = block_config(drafter, shape, num_layers), drafter.settings.get("rope_scaling") or {}
-        depth = drafter.settings.get("parallel_depth" if kind == "peagle" else "ttt_steps", 3)
+        settings, parallel = settings_of(drafter), kind == "peagle"
+        num_layers, depth = (settings.num_layers, settings.parallel_depth) if parallel else (1, settings.ttt_steps)
+        block, scaling = block_config(drafter, shape, num_layers), settings.rope_scaling or {}
         config: JsonObject = {
             "architectures": [ARCHITECTURES[kind][0]],
             "speculators_model_type": kind,
@@ -72,7 +72,7 @@ class SpeculatorsLayout(AbstractLayout):
             "target_hidden_size": shape.hidden_size,
             TAPS: list(shape.tap_layers),
             **{name: bool(drafter.settings.get(name)) for name in NORM_FLAGS},
-            "embed_requires_grad": kind == "peagle",
+            "embed_requires_grad": parallel,
             LAYER: {
                 "model_type": "llama",
                 **block,
@@ -84,7 +84,7 @@ class SpeculatorsLayout(AbstractLayout):
                 "proposal_methods": [
                     {
                         "proposal_type": "greedy",
-                        "speculative_tokens": int(depth),
+                        "speculative_tokens": depth,
                         "verifier_accept_k": 1,
                         "accept_tolerance": 0.0,
                     }
