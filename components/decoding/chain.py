@@ -117,10 +117,7 @@ def decode_rounds(
     cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)
     rng = rng if rng is not None else torch.Generator()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
-    if proposer is None:
-        return (yield from _plain(target, cache, ids, max_new_tokens, sampling, rng, ends, clock))
-    state = proposer.new_state(needed)
-    run = _ChainRun(target, proposer, cache, state, depth, sampling, rng, rule)
+    run = _ChainRun(target, proposer, cache, needed, depth, sampling, rng, rule)
     return (yield from run.decode(ids, max_new_tokens, ends, clock))
 
 
@@ -165,59 +162,26 @@ def _check(
         raise UserError("decoding: temperature above 0 needs a seeded generator: pass rng")
 
 
-def _plain(
-    target: AbstractTarget,
-    cache: AbstractCache,
-    prompt: Tensor,
-    max_new_tokens: int,
-    sampling: Sampling,
-    rng: torch.Generator,
-    ends: frozenset[int],
-    clock: Clock,
-) -> Rounds[Decoded]:
-    """Plain decoding, one row per pass: the baseline that speculation has to beat."""
-    greedy = is_greedy(sampling)
-    tokens: list[int] = []
-    ids = prompt.unsqueeze(0)
-    start = first = clock()
-    while True:
-        logits = target.forward(ids, cache, logits="last").logits
-        assert logits is not None
-        newest = logits[0].argmax(-1) if greedy else draw(probabilities(logits[0], sampling), rng)
-        token = int(newest)
-        tokens.append(token)
-        if len(tokens) == 1:
-            first = clock()
-        if len(tokens) == max_new_tokens or token in ends:
-            break
-        ids = newest.unsqueeze(0)
-        yield len(tokens)
-    stop = clock()
-    n = prompt.shape[0]
-    rounds = [RoundFacts(i, 0, 0, 1, n + i) for i in range(len(tokens) - 1)]
-    status = "eos" if tokens[-1] in ends else "ok"
-    return Decoded(tokens, list(tokens), rounds, status, n, first - start, stop - first)
-
-
 class _ChainRun:
-    """One speculative generation, so that the loop below reads as its three steps."""
+    """One generation, so that the loop below reads as its three steps; without a proposer nothing is drafted."""
 
     def __init__(
         self,
         target: AbstractTarget,
-        proposer: Proposer,
+        proposer: Proposer | None,
         cache: AbstractCache,
-        state: object,
+        capacity: int,
         depth: int,
         sampling: Sampling,
         rng: torch.Generator,
         rule: BlockRule,
     ) -> None:
         self.rule = rule
-        self.target, self.proposer, self.cache, self.state = target, proposer, cache, state
+        self.target, self.proposer, self.cache = target, proposer, cache
+        self.state = None if proposer is None else proposer.new_state(capacity)
         self.depth, self.sampling, self.rng = depth, sampling, rng
         self.greedy = is_greedy(sampling)
-        self.features = proposer.needs_features
+        self.features = proposer is not None and proposer.needs_features
         self.empty = torch.empty(0, 0, dtype=target.dtype, device=target.device)
 
     def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int], clock: Clock) -> Rounds[Decoded]:
@@ -226,9 +190,7 @@ class _ChainRun:
         start = clock()
         out = self.target.forward(prompt.unsqueeze(0), self.cache, logits="last", features=self.features)
         assert out.logits is not None
-        newest = (
-            out.logits[0].argmax(-1) if self.greedy else draw(probabilities(out.logits[0], self.sampling), self.rng)
-        )
+        newest = self._sample(out.logits[0])
         tokens = newest.tolist()
         first = clock()
         committed = self._committed(torch.cat((prompt[1:], newest)), out, n)
@@ -237,24 +199,40 @@ class _ChainRun:
         at_eos = tokens[0] in ends
         while not at_eos and num_tokens < max_new_tokens:
             yield num_tokens
-            result, out, drafted = self._round(
-                newest, committed, self.target.shape.max_position_embeddings - n - num_tokens
-            )
+            if self.proposer is None:
+                result, drafted = self._plain_round(newest), 0
+            else:
+                room = self.target.shape.max_position_embeddings - n - num_tokens
+                result, out, drafted = self._round(self.proposer, newest, committed, room)
             emitted, at_eos = count_until_end(result.token_ids, max_new_tokens - num_tokens, ends)
             rounds.append(RoundFacts(num_tokens - 1, drafted, result.num_accepted, emitted, n + num_tokens - 1))
             num_tokens += emitted
             tokens += result.token_ids
-            # The cache holds x_n and all draft tokens; drop the rejected ones. The newest token is not in it yet.
-            self.cache.truncate(torch.tensor([n + num_tokens - 1]))
             newest = result.emitted[-1:]
-            committed = self._committed(result.emitted, out, result.num_accepted + 1)
+            if self.proposer is not None:
+                # The cache holds x_n and all draft tokens; drop the rejected ones. The newest token is not in it yet.
+                self.cache.truncate(torch.tensor([n + num_tokens - 1]))
+                committed = self._committed(result.emitted, out, result.num_accepted + 1)
         stop = clock()
         status = "eos" if at_eos else "ok"
         return Decoded(tokens[:num_tokens], tokens, rounds, status, n, first - start, stop - first)
 
-    def _round(self, newest: Tensor, committed: CommittedPositions, room: int) -> tuple[VerifyResult, TargetPass, int]:
+    def _sample(self, logits: Tensor) -> Tensor:
+        """Sample the target's token from logits [1, V]: int64 [1]."""
+        return logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), self.rng)
+
+    def _plain_round(self, newest: Tensor) -> VerifyResult:
+        """Plain decoding, one row per pass: the baseline that speculation has to beat."""
+        logits = self.target.forward(newest.unsqueeze(0), self.cache, logits="last").logits
+        assert logits is not None
+        token = self._sample(logits[0])
+        return VerifyResult(0, token, token.tolist())
+
+    def _round(
+        self, proposer: Proposer, newest: Tensor, committed: CommittedPositions, room: int
+    ) -> tuple[VerifyResult, TargetPass, int]:
         """Draft at most `room` tokens after the newest token and verify them in one pass."""
-        proposal = self.proposer.propose(self.state, committed, min(self.depth, room), self.sampling, self.rng)
+        proposal = proposer.propose(self.state, committed, min(self.depth, room), self.sampling, self.rng)
         draft_tokens = proposal.tokens.to(newest.device)
         ids = torch.cat((newest, draft_tokens)).unsqueeze(0)
         out = self.target.forward(ids, self.cache, features=self.features)

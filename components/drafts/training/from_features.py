@@ -92,7 +92,7 @@ def train_from_features(
         torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
     )
     if start is not None:
-        load_warm_start(start, draft, settings.model_dump(mode="json"))
+        load_warm_start(start, draft, settings)
     size = sum(p.numel() for p in draft.parameters())
     ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
     order = batch_order(rows, choice, ctx.seed)
@@ -188,15 +188,11 @@ def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:
     return [row for _, _, row in sorted(ranked_rows, key=lambda ranked_row: ranked_row[:2])[:limit]]
 
 
-MEANING: Final[Mapping[str, Any]] = {
-    "norm_output": False,
-    "norm_before_residual": False,
-    "first_hidden": "post_norm",
-    "rms_norm_eps": 0.0,
-    "rope_theta": 0.0,
-    "rope_scaling": {},
-}
-"""Settings that change the meaning of weights but not their shapes, with their values in drafters without them."""
+MEANING: Final = (
+    *("norm_output", "norm_before_residual", "first_hidden"),
+    *("rms_norm_eps", "rope_theta", "rope_scaling"),
+)
+"""Settings that change the meaning of weights but not their shapes."""
 
 
 @dataclass(frozen=True)
@@ -237,38 +233,27 @@ def read_warm_start(start_from: Draft, method: str, draft_vocab_size: int, targe
     return WarmStart(start_from.key, record, ids, tensors)
 
 
-def load_warm_start(start: WarmStart, draft: AbstractDraft, settings: Mapping[str, Any]) -> None:
+def load_warm_start(start: WarmStart, draft: AbstractDraft, settings: Settings) -> None:
     """Load the weights into a drafter that was built with `settings`.
 
     Raises:
         UserError: a tensor is missing, unexpected or of another shape; the line names the settings that differ.
     """
-    expected = draft.state_dict()
+    old, new = type(settings).model_validate(start.record["settings"]).model_dump(), settings.model_dump()
+    differing = [name for name in sorted(new) if old[name] != new[name] and name != "init_seed"]
+    label, expected = f"start_from ({start.key[:12]})", draft.state_dict()
     wrong = [
         f"{name} is {_shape(start.weights.get(name))} there and {_shape(expected.get(name))} here"
         for name in sorted(expected.keys() | start.weights.keys())
         if _shape(start.weights.get(name)) != _shape(expected.get(name))
     ]
     if wrong:
-        old = start.record["settings"]
-        differences = [
-            f"{name}: {old.get(name)!r} there, {settings.get(name)!r} here"
-            for name in sorted({*old, *settings} - {"init_seed"})
-            if old.get(name) != settings.get(name)
-        ]
-        raise UserError(
-            f"start_from ({start.key[:12]}) has another shape: {wrong[0]}{_others(wrong)}; "
-            + (
-                f"give it the settings it was made with ({', '.join(differences)})"
-                if differences
-                else "train without start_from"
-            )
-        )
-    for name, default in MEANING.items():
-        value, trained_with = settings.get(name, default), start.record["settings"].get(name, default)
-        if value != trained_with:
-            mismatch = f"was trained with {name}: {trained_with!r}, not {value!r}; give it the same"
-            raise UserError(f"start_from ({start.key[:12]}) {mismatch}")
+        made_with = ", ".join(f"{name}: {old[name]!r} there, {new[name]!r} here" for name in differing)
+        remedy = f"give it the settings it was made with ({made_with})" if differing else "train without start_from"
+        raise UserError(f"{label} has another shape: {wrong[0]}{_others(wrong)}; {remedy}")
+    for name in MEANING:
+        if name in differing:
+            raise UserError(f"{label} was trained with {name}: {old[name]!r}, not {new[name]!r}; give it the same")
     draft.load_state_dict(dict(start.weights))
 
 

@@ -66,8 +66,8 @@ class Schedule:
     eval_every: int
     checkpoint_every: int
     precision: Precision
-    optimizer: OptimizerName = "muon"
-    muon_lr_scale: float = 10.0
+    optimizer: OptimizerName
+    muon_lr_scale: float
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
