@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from history_rows import choice
+
 from components.contract import DepthPolicy
 from components.policy import Policy
-from components.rows import DepthChoice
 from components.speedup.policy_markdown import write_policy
 
 
@@ -16,25 +17,14 @@ def policy_of_depths(
 ) -> DepthPolicy:
     """Write a policy into `folder`. choices: (draft_key, workload, batch size, depth). served: draft_key -> depth."""
     rows = [
-        DepthChoice(
+        choice(
             selection_id="s",
-            target_key="t",
             draft_key=draft_key,
-            method="eagle3",
             workload=workload,
             batch_size=batch_size,
             depth_k=depth,
             rule="",
             tolerance=0.0,
-            p_beats_no_spec=1.0,
-            speedup_pred=1.5,
-            pred_lo=1.4,
-            pred_hi=1.6,
-            speedup_meas=None,
-            meas_lo=None,
-            meas_hi=None,
-            pred_error=None,
-            verdict="use",
             reasons=[],
         )
         for draft_key, workload, batch_size, depth in choices

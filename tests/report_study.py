@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ def make_ctx(path: Path, key: str) -> Context:
     return Context(key=key, out=path, scratch=path)
 
 
-def make_report_study(root: Path) -> dict[str, Any]:
-    """Everything that write_page takes, and the policy before it was confirmed ("chosen")."""
+def decided_study(root: Path, *, num_prompts: int, seed: int, flags: Iterable[QualityFlag] = ()) -> dict[str, Any]:
+    """Simulated measurements of two methods, the policy chosen from them ("chosen") and the confirmed one ("policy").
+
+    flags: written beside the end-to-end rows.
+    """
     from simulated_rows import make_study
 
-    rows = make_study(num_prompts=16, seed=5)
-    drift = QualityFlag("s", "", "", "drift", "warning", 0.031, "the control arm drifted <by> 3.1 % & more")
+    rows = make_study(num_prompts=num_prompts, seed=seed)
 
     def measured(name: str, some: list[Any]) -> Measurements:
         (root / name).mkdir()
@@ -39,20 +42,19 @@ def make_report_study(root: Path) -> dict[str, Any]:
     methods = ("eagle3", "mtp")
     acceptance = [measured(f"acceptance-{m}", [r for r in rows["maps"] if r.method == m]) for m in methods]
     cost = [measured(f"cost-{m}", [r for r in rows["cells"] if r.method == m]) for m in methods]
-    end_to_end = measured("end-to-end", [*rows["requests"], drift])
+    end_to_end = measured("end-to-end", [*rows["requests"], *flags])
     chosen = choose_depth(acceptance, cost, ctx=make_ctx(root / "chosen", "c" * 64))
     policy = confirm_depth(chosen, end_to_end, ctx=make_ctx(root / "policy", "p" * 64))
-    told = engine_settings(read_policy(policy.path), ["mnn"])
+    return {"acceptance": acceptance, "cost": cost, "end_to_end": end_to_end, "chosen": chosen, "policy": policy}
+
+
+def make_report_study(root: Path) -> dict[str, Any]:
+    """Everything that write_page takes, and the policy before it was confirmed ("chosen")."""
+    drift = QualityFlag("s", "", "", "drift", "warning", 0.031, "the control arm drifted <by> 3.1 % & more")
+    study = decided_study(root, num_prompts=16, seed=5, flags=[drift])
+    told = engine_settings(read_policy(study["policy"].path), ["mnn"])
     (root / "release.json").write_text(json.dumps({"engines": told}))
-    release = Release(key="r" * 64, path=root, info={"formats": ["eagle3"]})
-    return {
-        "acceptance": acceptance,
-        "cost": cost,
-        "end_to_end": end_to_end,
-        "chosen": chosen,
-        "policy": policy,
-        "release": release,
-    }
+    return {**study, "release": Release(key="r" * 64, path=root, info={"formats": ["eagle3"]})}
 
 
 def make_methods_study(root: Path, methods: int) -> tuple[list[Draft], DepthPolicy]:

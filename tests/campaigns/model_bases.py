@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from saved_drafts import saved_draft
 from tiny_targets import FAMILIES, VOCAB_SIZE, make_tiny_target, make_tiny_tokenizer
 
 from components.contract import Context, Draft, Features, Target
@@ -24,7 +25,7 @@ from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import Prompt, encode_prompt
 from components.decoding.chain import decode
 from components.drafts import quantise_draft, train_draft
-from components.drafts.storage.files import build_draft, open_draft, save_draft
+from components.drafts.storage.files import build_draft, open_draft
 from components.targets import load_target
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget
@@ -139,9 +140,7 @@ def sharded(source: Path, folder: Path) -> Path:
 def made_draft(folder: Path, target: AbstractTarget, method: str) -> Path:
     """A drafter of random weights over every second token."""
     draft: Any = build_draft(method, target, {}, torch.arange(0, target.shape.vocab_size, 2))
-    facts = {"target_key": "t", "num_steps": draft.num_steps, "max_depth": draft.max_depth}
-    save_draft(folder_of(folder), method, {}, target, draft.draft_ids, draft.state_dict(), facts)
-    return folder
+    return saved_draft(folder, draft, {}, target, target_key="t").path
 
 
 def write_features(target: AbstractTarget, folder: Path) -> Features:

@@ -8,30 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from killed_changes import die_before
 
 from storage.history.segments import compact
-
-
-def dies_before(call: int) -> None:
-    """This process is killed before its call-th change to a directory."""
-    calls = 0
-
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return change(*arguments, **options)
-
-        return made
-
-    os.replace, os.unlink = counted(os.replace), counted(os.unlink)
 
 
 def main(history: Path, out: Path) -> None:
@@ -40,7 +22,7 @@ def main(history: Path, out: Path) -> None:
         shutil.copytree(history, folder)
         child = os.fork()
         if not child:
-            dies_before(number)
+            die_before(number, "replace", "unlink")
             compact(folder, 2)
             os._exit(0)
         if os.waitpid(child, 0)[1] == 0:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch
 from components.bench.end_to_end.arms import Arm
 from components.contract import Draft, Target
 from components.drafts.interface import AbstractDraft, Batch
+from components.drafts.settings import LookaheadSettings
+from components.drafts.storage.files import save_untrained
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget
 
@@ -70,3 +73,16 @@ def order_of(target: Target, drafts: Sequence[Draft], arms: Sequence[Arm], **cha
         "seed": "0:1",
         **changes,
     }
+
+
+LOOKAHEAD_CANNOT: list[tuple[dict[str, list[int]], str]] = [
+    ({"batch_sizes": [1, 2]}, "batch_sizes: lookahead .* one sequence"),
+    ({"trees": [6]}, "trees: lookahead .* chains"),
+]
+"""(settings of a measuring step, what it says of them before anything runs)."""
+
+
+def lookahead_of(target: Target, folder: Path) -> tuple[Target, list[Draft]]:
+    """A lookahead drafter over a target, which is told as one whose files nobody can open."""
+    save_untrained(folder, "lookahead", LookaheadSettings(window=3), target)
+    return Target(key=target.key, path=folder / "never opened"), [Draft(key="l" * 64, path=folder)]

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from bench_subjects import VOCAB, HereInstead, train_briefly
+from saved_drafts import saved_draft
 from tiny_targets import save_with_words, tiny_llama
 
 from components.contract import Context, Draft, Machine, Prompts, Target
-from components.drafts.storage.files import build_draft, save_draft
+from components.drafts.storage.files import build_draft
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
@@ -61,11 +62,8 @@ def drafts(opened: AbstractTarget, target: Target, tmp_path_factory: pytest.Temp
     for method, settings in (("eagle3", {"ttt_steps": 4}), ("mtp", {"mtp_modules": 2})):
         drafter = build_draft(method, opened, settings, torch.arange(VOCAB))
         train_briefly(drafter, opened, starts)
-        folder = tmp_path_factory.mktemp(method)
-        depths = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
-        facts = {"method": method, **depths, "target_key": target.key}
-        save_draft(folder, method, settings, opened, torch.arange(VOCAB), drafter.state_dict(), facts)
-        made.append(Draft(key=method[0] * 64, path=folder, info=facts))
+        keys = {"key": method[0] * 64, "target_key": target.key}
+        made.append(saved_draft(tmp_path_factory.mktemp(method), drafter, settings, opened, **keys))
     return made
 
 

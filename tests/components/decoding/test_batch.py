@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batched_and_alone import batched_and_alone, generators
 from torch import Tensor
 from twin import Twin, TwinState
 
 from components.contract import UserError
-from components.decoding.batch import decode_batch, decode_tree
+from components.decoding.batch import decode_batch
 from components.decoding.chain import Decoded, decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape
 from components.drafts.interface import CommittedPositions, Proposal, Sampling
@@ -21,10 +22,6 @@ PROMPTS = [[5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25], [11, 4, 4], [8, 8
 HOT = Sampling(temperature=1.2, top_k=12)
 
 
-def rngs(count: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(100 + number) for number in range(count)]
-
-
 def facts(run: Decoded) -> tuple[list[int], list[int], list[object], str, int]:
     return run.tokens, run.tokens_raw, list(run.rounds), run.status, run.prompt_tokens
 
@@ -32,27 +29,7 @@ def facts(run: Decoded) -> tuple[list[int], list[int], list[object], str, int]:
 @pytest.mark.parametrize("depth", [0, 1, 4])
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 def test_a_batch_of_chains_is_chain_decoding_of_each(target: AbstractTarget, depth: int, sampling: Sampling) -> None:
-    together = decode_batch(
-        target,
-        Twin(target),
-        PROMPTS,
-        max_new_tokens=LENGTH,
-        depth=depth,
-        sampling=sampling,
-        rngs=rngs(len(PROMPTS)),
-        ignore_eos=True,
-    )
-    for prompt, run, rng in zip(PROMPTS, together, rngs(len(PROMPTS)), strict=True):
-        alone = decode(
-            target,
-            Twin(target),
-            prompt,
-            max_new_tokens=LENGTH,
-            depth=depth,
-            sampling=sampling,
-            rng=rng,
-            ignore_eos=True,
-        )
+    for _, run, alone in batched_and_alone(target, Twin(target), PROMPTS, depth, sampling, LENGTH):
         if depth:
             assert facts(run) == facts(alone)
         else:  # plain decoding writes no overshoot
@@ -64,38 +41,17 @@ def test_a_batch_of_chains_is_chain_decoding_of_each(target: AbstractTarget, dep
 def test_a_batch_of_trees_is_tree_decoding_of_each(
     target: AbstractTarget, shape: StaticShape | DynamicShape, sampling: Sampling
 ) -> None:
-    together = decode_batch(
-        target,
-        Twin(target),
-        PROMPTS,
-        max_new_tokens=LENGTH,
-        shape=shape,
-        sampling=sampling,
-        rngs=rngs(len(PROMPTS)),
-        ignore_eos=True,
-    )
-    for prompt, run, rng in zip(PROMPTS, together, rngs(len(PROMPTS)), strict=True):
-        alone = decode_tree(
-            target,
-            Twin(target),
-            prompt,
-            shape,
-            max_new_tokens=LENGTH,
-            sampling=sampling,
-            rng=rng,
-            ignore_eos=True,
-        )
+    for _, run, alone in batched_and_alone(target, Twin(target), PROMPTS, shape, sampling, LENGTH):
         assert facts(run) == facts(alone)
 
 
 def test_guesses_of_different_lengths_share_a_pass(target: AbstractTarget) -> None:
     """Prompt lookup guesses nothing for some and many tokens for others."""
     prompts = [[5, 9, 5, 9, 5], [3], [7, 7, 7, 7]]
-    together = decode_batch(target, Ngram(), prompts, max_new_tokens=LENGTH, depth=5, ignore_eos=True)
-    for prompt, run in zip(prompts, together, strict=True):
-        alone = decode(target, Ngram(), prompt, max_new_tokens=LENGTH, depth=5, ignore_eos=True)
+    pairs = list(batched_and_alone(target, Ngram(), prompts, 5, Sampling(), LENGTH))
+    for _, run, alone in pairs:
         assert facts(run) == facts(alone)
-    assert len({r.drafted for run in together for r in run.rounds}) > 1
+    assert len({r.drafted for _, run, _ in pairs for r in run.rounds}) > 1
 
 
 def test_finished_sequences_cost_no_rows(target: FastTarget, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +117,4 @@ def test_wrong_requests_are_refused_in_one_line(target: AbstractTarget) -> None:
     with pytest.raises(UserError, match="depth 9 is outside"):
         decode_batch(target, Twin(target), [[1]], max_new_tokens=4, depth=9)
     with pytest.raises(UserError, match="generator for each prompt"):
-        decode_batch(target, None, [[1], [2]], max_new_tokens=4, sampling=HOT, rngs=rngs(1))
+        decode_batch(target, None, [[1], [2]], max_new_tokens=4, sampling=HOT, rngs=generators(1))

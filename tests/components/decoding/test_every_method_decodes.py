@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from batched_and_alone import batched_and_alone
 
 from components.bench.acceptance.trees import tree_acceptance
 from components.contract import UserError
-from components.decoding.batch import decode_batch, decode_tree
+from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import CommittedPositions, Proposer, Sampling, TreeProposer
@@ -54,10 +55,6 @@ def shapes(drafter: Proposer) -> list[TreeShape]:
     return [StaticShape.branching([3, 2, 1][:deepest]), DynamicShape(deepest, 3, 8)]
 
 
-def rngs() -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(number) for number in range(len(PROMPTS))]
-
-
 every_method = pytest.mark.parametrize("drafter", sorted(METHODS), indirect=True)
 
 
@@ -73,20 +70,7 @@ def test_chains_alone_and_in_a_batch(target: AbstractTarget, drafter: Any, sampl
             alone = decode(target, drafter, prompt, max_new_tokens=LENGTH, depth=depth, ignore_eos=True)
             assert alone.tokens == plain.tokens
         return
-    together = decode_batch(
-        target, drafter, PROMPTS, max_new_tokens=LENGTH, depth=depth, sampling=sampling, rngs=rngs(), ignore_eos=True
-    )
-    for prompt, run, rng in zip(PROMPTS, together, rngs(), strict=True):
-        alone = decode(
-            target,
-            drafter,
-            prompt,
-            max_new_tokens=LENGTH,
-            depth=depth,
-            sampling=sampling,
-            rng=rng,
-            ignore_eos=True,
-        )
+    for prompt, run, alone in batched_and_alone(target, drafter, PROMPTS, depth, sampling, LENGTH):
         assert run.tokens == alone.tokens and run.rounds == alone.rounds
         if sampling is GREEDY:
             assert run.tokens == decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens
@@ -98,27 +82,7 @@ def test_trees_alone_and_in_a_batch(target: AbstractTarget, drafter: Any, sampli
     if not isinstance(drafter, TreeProposer):
         pytest.skip("its guesses do not branch")
     for shape in shapes(drafter):
-        together = decode_batch(
-            target,
-            drafter,
-            PROMPTS,
-            max_new_tokens=LENGTH,
-            shape=shape,
-            sampling=sampling,
-            rngs=rngs(),
-            ignore_eos=True,
-        )
-        for prompt, run, rng in zip(PROMPTS, together, rngs(), strict=True):
-            alone = decode_tree(
-                target,
-                drafter,
-                prompt,
-                shape,
-                max_new_tokens=LENGTH,
-                sampling=sampling,
-                rng=rng,
-                ignore_eos=True,
-            )
+        for prompt, run, alone in batched_and_alone(target, drafter, PROMPTS, shape, sampling, LENGTH):
             assert run.tokens == alone.tokens and run.rounds == alone.rounds
             if sampling is GREEDY:
                 assert run.tokens == decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens

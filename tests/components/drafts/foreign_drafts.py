@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from saved_drafts import draw_wide
 from tiny_targets import save_with_words, tiny_llama
 from torch import Tensor
 
@@ -79,13 +80,7 @@ class Pair:
     def network(self, method: str, settings: Mapping[str, Any], draft_ids: Tensor = CUT) -> AbstractDraft:
         """A drafter all of whose weights matter."""
         network: AbstractDraft = build_draft(method, self.opened, settings, draft_ids)
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for weight in network.parameters():
-                if weight.ndim == 1:
-                    weight.uniform_(0.6, 1.4, generator=generator)
-                else:
-                    weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        draw_wide(network)
         return network.eval().requires_grad_(False)
 
     def write(self, form: str, network: AbstractDraft, settings: Mapping[str, Any], folder: Path) -> Path:

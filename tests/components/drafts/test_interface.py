@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_drafts import INDEPENDENT, TRAINED, batch_of, new_draft
+from tiny_drafts import INDEPENDENT, TRAINED, batch_of, new_draft, train_on
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
 from components.targets.interface import AbstractTarget
@@ -85,14 +85,7 @@ def test_loss_falls_on_one_batch(method: str, family: str, tiny_target: MakeTarg
     target = tiny_target(family)
     torch.manual_seed(0)
     draft, batch = new_draft(target, method, spread=False), batch_of(target)
-    optimizer = torch.optim.AdamW(draft.parameters(), lr=4e-3, weight_decay=0.0)
-    losses = []
-    for _ in range(40):
-        result = draft.losses(batch)
-        optimizer.zero_grad()
-        result.loss.backward()
-        optimizer.step()
-        losses.append(float(result.loss.detach()))
+    losses = train_on(draft, batch, 40)
     assert losses[-1] < losses[0] / 2
 
 

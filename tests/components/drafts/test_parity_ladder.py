@@ -17,6 +17,7 @@ import torch
 from exact_draws import Watched, p_value
 from ladder import DEPTH, HOT, NUM_SAMPLED, SAMPLE_TOKENS, SIGNIFICANCE, accepted_share
 from learnable_target import PROMPT, VOCAB_SIZE, Learnable, columns_of, make_learnable_target
+from saved_drafts import saved_draft
 from tiny_drafts import TRAINED, batch_of, new_draft
 from torch import Tensor
 from without_cache import (
@@ -34,7 +35,7 @@ from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
 from components.drafts.settings import settings_class
-from components.drafts.storage.files import build_draft, open_draft, read_draft, save_draft, save_untrained
+from components.drafts.storage.files import build_draft, open_draft, read_draft, save_untrained
 from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.publish.formats.interface import Source
@@ -190,11 +191,7 @@ def saved(folder: Path, method: str) -> Draft:
             path=folder,
             info=save_untrained(folder, method, settings_class(method)(**SETTINGS.get(method, {})), of),
         )
-    facts = {"method": method, "target_key": "t", "num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
-    ids = torch.arange(VOCAB_SIZE)
-    settings = SETTINGS.get(method, {})
-    save_draft(folder, method, settings, learnable().target, ids, drafter.state_dict(), facts)
-    return Draft(key="d", path=folder, info=facts)
+    return saved_draft(folder, drafter, SETTINGS.get(method, {}), learnable().target, key="d", target_key="t")
 
 
 @pytest.mark.parametrize("method", METHODS)

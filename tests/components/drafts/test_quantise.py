@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from saved_drafts import saved_draft
 from tiny_drafts import TRAINED, batch_of, new_context, new_draft
 
 from components.contract import Draft, UserError
 from components.drafts import quantise_draft
-from components.drafts.storage.files import open_draft, read_draft, read_record, save_draft
+from components.drafts.storage.files import open_draft, read_draft, read_record
 from components.drafts.storage.quantisation import (
     dequantise,
     is_linear,
@@ -30,11 +31,7 @@ MakeTarget = Callable[[str], AbstractTarget]
 
 
 def made(folder: Path, target: AbstractTarget, method: str) -> Draft:
-    draft: Any = new_draft(target, method)
-    folder.mkdir(parents=True)
-    facts = {"target_key": "t", "num_steps": draft.num_steps, "max_depth": draft.max_depth, "held_out_al": 2.0}
-    save_draft(folder, method, {}, target, draft.draft_ids, draft.state_dict(), facts)
-    return Draft(key="d" * 64, path=folder)
+    return saved_draft(folder, new_draft(target, method), {}, target, held_out_al=2.0)
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from saved_drafts import draw_wide
 
 from components.contract import Context, Features
 from components.drafts.interface import AbstractDraft, Batch
@@ -36,14 +37,21 @@ def new_draft(target: AbstractTarget, method: str, *, spread: bool = True, **set
     draft_ids = torch.arange(0, target.shape.vocab_size, 2)
     draft: AbstractDraft = build_draft(method, target, settings, draft_ids)
     if spread:
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for name, weight in draft.named_parameters():
-                if weight.ndim == 1:
-                    weight.uniform_(0.6, 1.4, generator=generator)
-                elif name != "lm_head.weight":
-                    weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
+        draw_wide(draft, kept=("lm_head.weight",))
     return draft
+
+
+def train_on(draft: AbstractDraft, batch: Batch, num_steps: int) -> list[float]:
+    """Train a drafter on one batch; the loss of each step."""
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=4e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(num_steps):
+        result = draft.losses(batch)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        losses.append(float(result.loss.detach()))
+    return losses
 
 
 def new_context(root: Path, key: str = "k") -> Context:

@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from report_study import decided_study
+from saved_drafts import draw_wide, saved_draft
 from tiny_formats import KEYS, SETTINGS, VOCAB
 from tiny_targets import save_with_words, tiny_llama
 
-from components.contract import Context, DepthPolicy, Draft, Measurements, Target
+from components.contract import Context, DepthPolicy, Draft, Target
 from components.drafts.interface import AbstractDraft
-from components.drafts.storage.files import build_draft, save_draft
+from components.drafts.storage.files import build_draft
 from components.publish.formats.interface import Source
 from components.publish.release.export import source_of
-from components.rows import write_rows
-from components.speedup import choose_depth, confirm_depth
 from components.targets import load_target
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
-# The simulated measurements of the speedup tests serve here too; each test folder is a search path of its own.
-sys.path.append(str(Path(__file__).parents[1] / "speedup"))
-sys.path.append(str(Path(__file__).parents[1] / "drafts"))  # and the checkpoints with modules of their own
+# The checkpoints with modules of their own serve here too; each test folder is a search path of its own.
+sys.path.append(str(Path(__file__).parents[1] / "drafts"))
 
 
 def make_ctx(path: Path, key: str) -> Context:
@@ -55,34 +54,16 @@ def drafts(target: Target, opened: AbstractTarget, tmp_path_factory: pytest.Temp
     made = {}
     ids = torch.arange(3, VOCAB, 2)
     for method in KEYS:
-        folder, settings = tmp_path_factory.mktemp(method), SETTINGS[method]
-        network = build_draft(method, opened, settings, ids)
-        facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
-        save_draft(folder, method, settings, opened, ids, network.state_dict(), facts)
-        made[method] = Draft(key=KEYS[method], path=folder, info={"method": method, "held_out_al": 1.9, **facts})
+        folder, network = tmp_path_factory.mktemp(method), build_draft(method, opened, SETTINGS[method], ids)
+        facts = {"target_key": target.key, "held_out_al": 1.9}
+        made[method] = saved_draft(folder, network, SETTINGS[method], opened, key=KEYS[method], **facts)
     return made
 
 
 @pytest.fixture(scope="session")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A confirmed policy over both drafters, and what it was made of."""
-    from simulated_rows import make_study
-
-    root = tmp_path_factory.mktemp("evidence")
-    study = make_study(num_prompts=32, seed=3)
-
-    def measured(name: str, rows: list[Any]) -> Measurements:
-        (root / name).mkdir()
-        write_rows(root / name, rows)
-        return Measurements(key=name.ljust(64, "0"), path=root / name)
-
-    methods = ("eagle3", "mtp")
-    acceptance = [measured(f"acceptance-{m}", [r for r in study["maps"] if r.method == m]) for m in methods]
-    cost = [measured(f"cost-{m}", [r for r in study["cells"] if r.method == m]) for m in methods]
-    end_to_end = measured("end-to-end", study["requests"])
-    chosen = choose_depth(acceptance, cost, ctx=make_ctx(root / "chosen", "c" * 64))
-    policy = confirm_depth(chosen, end_to_end, ctx=make_ctx(root / "policy", "p" * 64))
-    return {"acceptance": acceptance, "cost": cost, "end_to_end": end_to_end, "chosen": chosen, "policy": policy}
+    return decided_study(tmp_path_factory.mktemp("evidence"), num_prompts=32, seed=3)
 
 
 @pytest.fixture
@@ -134,13 +115,7 @@ def networks(opened: AbstractTarget) -> Callable[[str, dict[str, Any]], Abstract
 
     def make(method: str, settings: dict[str, Any]) -> AbstractDraft:
         network: AbstractDraft = build_draft(method, opened, settings, torch.arange(3, VOCAB, 2))
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for weight in network.parameters():
-                if weight.ndim == 1:
-                    weight.uniform_(0.6, 1.4, generator=generator)
-                else:
-                    weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        draw_wide(network)
         network.eval().requires_grad_(False)
         return network
 
@@ -168,10 +143,6 @@ def saved(networks: Any, opened: Any, tmp_path: Path) -> Callable[..., Draft]:
 
     def make(method: str, **settings: Any) -> Draft:
         told = {**SETTINGS[method], **settings}
-        network = networks(method, told)
-        facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
-        (tmp_path / method).mkdir()
-        save_draft(tmp_path / method, method, told, opened, network.draft_ids, network.state_dict(), facts)
-        return Draft(key=KEYS["eagle3"], path=tmp_path / method, info={"method": method, **facts})
+        return saved_draft(tmp_path / method, networks(method, told), told, opened, key=KEYS["eagle3"])
 
     return make

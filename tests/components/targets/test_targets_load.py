@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from changed_folders import changed_config
+from changed_folders import changed_config, changed_tensors, without_tensor
 from safetensors.torch import load_file, save_file
 from tiny_targets import make_tiny_target
 
@@ -45,21 +45,7 @@ def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> Non
 
 
 def spoilt_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        weights[name] = change(weights[name]).contiguous()
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
-
-
-def without_tensor(name: str) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        del weights[name]
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
+    return changed_tensors(lambda weights: weights.update({name: change(weights[name]).contiguous()}))
 
 
 def odd_metadata(folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_changes import die_before
 
 from storage.artifacts.sessions import RECORD_FILE, new_session
 from storage.artifacts.store import Store
@@ -89,31 +90,12 @@ def test_a_broken_artifact_is_no_session(tmp_path: Path) -> None:
     assert len(list((tmp_path / "broken").iterdir())) == 1, "it is set aside, for a person to look at"
 
 
-def die_before(call: int) -> None:
-    """This process is killed before its call-th change of a name on the disk."""
-    calls = 0
-
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return change(*arguments, **options)
-
-        return made
-
-    os.rename, os.replace, os.link, os.unlink, os.rmdir = map(
-        counted, (os.rename, os.replace, os.link, os.unlink, os.rmdir)
-    )
-
-
 def killed(home: Path, call: int, action: Callable[[], object]) -> bool:
     """Do it in a child that is killed before its call-th change; False when it was done before."""
     child = os.fork()
     if not child:
         try:
-            die_before(call)
+            die_before(call, "rename", "replace", "link", "unlink", "rmdir")
             action()
             os._exit(0)
         finally:

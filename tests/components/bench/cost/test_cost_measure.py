@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_subjects import LOOKAHEAD_CANNOT, lookahead_of
 from made_runs import arm_run, decoded
 
 from components.bench import measure_step_cost
@@ -16,8 +17,6 @@ from components.bench.cost.measure import MIN_TOKENS, CostStudy, plan_arms
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement import process as measuring_process
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.drafts.settings import LookaheadSettings
-from components.drafts.storage.files import save_untrained
 from components.rows import CostCell, read_rows
 from components.speedup.prediction import costs
 
@@ -229,13 +228,7 @@ def test_a_cache_longer_than_the_target_is_refused(
         measure(target, drafts, prompts, context("cost"), machine, kv_lengths=[180])
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"batch_sizes": [1, 2]}, "batch_sizes: lookahead .* one sequence"),
-        ({"trees": [6]}, "trees: lookahead .* chains"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), LOOKAHEAD_CANNOT)
 def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     settings: dict[str, list[int]],
     said: str,
@@ -245,7 +238,6 @@ def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     tmp_path: Path,
     context: Callable[[str], Context],
 ) -> None:
-    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
-    missing = Target(key=target.key, path=tmp_path / "never opened")
+    missing, drafts = lookahead_of(target, tmp_path)
     with pytest.raises(UserError, match=said):
-        measure(missing, [Draft(key="l" * 64, path=tmp_path)], prompts, context("cost"), machine, **settings)
+        measure(missing, drafts, prompts, context("cost"), machine, **settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_subjects import LOOKAHEAD_CANNOT, lookahead_of
 from chosen_depths import policy_of_depths
 
 from components.bench import compare_end_to_end, measure_acceptance
@@ -16,8 +17,6 @@ from components.bench.end_to_end.arms import Arm
 from components.bench.end_to_end.compare import drop_timed, plan_arms
 from components.bench.prompts import EncodedPrompt
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.drafts.settings import LookaheadSettings
-from components.drafts.storage.files import save_untrained
 from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
 from components.speedup.prediction.costs import Setting, cost_table
 from components.speedup.prediction.replay import replay
@@ -222,8 +221,7 @@ def test_prompts_for_warming_up_are_never_timed() -> None:
 def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
     drafts: list[Draft], target: Target, tmp_path: Path
 ) -> None:
-    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
-    own_loop = Draft(key="l" * 64, path=tmp_path)
+    _, (own_loop,) = lookahead_of(target, tmp_path)
     asked: dict[str, Any] = {"policy_depths": {drafts[0].key: frozenset({2, 99})}, "depths": [1, 2], "trees": [6, 6]}
     arms, side = plan_arms([drafts[0], own_loop], **asked, lookup_depths=[4], loaded_off=True, rival=True)
     lookup, off = Arm("ngram", "", 4), Arm("eagle3", drafts[0].key, 0)
@@ -239,13 +237,7 @@ def test_arms_beside_the_decision_are_prompt_lookup_and_drafters_that_are_off(
     assert [arm.label for arm in alone] == ["plain", "eagle3 k=1", "eagle3 k=2"] and nobody == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"batch_sizes": [1, 2]}, "batch_sizes: lookahead .* one sequence"),
-        ({"trees": [6]}, "trees: lookahead .* chains"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "said"), LOOKAHEAD_CANNOT)
 def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     settings: dict[str, list[int]],
     said: str,
@@ -255,10 +247,8 @@ def test_what_lookahead_cannot_do_is_refused_before_anything_runs(
     tmp_path: Path,
     context: Callable[[str], Context],
 ) -> None:
-    save_untrained(tmp_path, "lookahead", LookaheadSettings(window=3), target)
-    missing = Target(key=target.key, path=tmp_path / "never opened")
+    missing, drafts = lookahead_of(target, tmp_path)
     policy = DepthPolicy(key="d" * 64, path=tmp_path / "nowhere")
-    drafts = [Draft(key="l" * 64, path=tmp_path)]
     with pytest.raises(UserError, match=said):
         compare_end_to_end(missing, drafts, prompts, policy, ctx=context("e2e"), machine=machine, **settings)  # type: ignore[arg-type]
 

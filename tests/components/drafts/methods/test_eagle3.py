@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_drafts import batch_of, new_draft
+from tiny_drafts import batch_of, new_draft, train_on
 from torch import Tensor
 from written_out import rms, rotated
 
@@ -118,14 +118,7 @@ def test_every_loss_can_be_learnt_by(loss: str, tiny_target: Callable[[str], Abs
     """Its own number falls in 15 steps on one batch."""
     target = tiny_target("llama")
     draft, batch = new_draft(target, "eagle3", spread=False, ttt_steps=2, loss=loss), batch_of(target)
-    optimizer = torch.optim.AdamW(draft.parameters(), lr=4e-3, weight_decay=0.0)
-    losses = []
-    for _ in range(15):
-        result = draft.losses(batch)
-        optimizer.zero_grad()
-        result.loss.backward()
-        optimizer.step()
-        losses.append(float(result.loss.detach()))
+    losses = train_on(draft, batch, 15)
     assert losses[-1] < 0.95 * losses[0]  # total variation starts slowly: it has next to no gradient far off
 
 

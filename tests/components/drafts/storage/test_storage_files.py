@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from saved_drafts import saved_draft
 from tiny_drafts import TRAINED, new_draft
 
 from components.contract import Draft, UserError
-from components.drafts.storage.files import method_class, open_draft, save_draft
+from components.drafts.storage.files import method_class, open_draft
 from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 
@@ -20,10 +21,7 @@ MakeTarget = Callable[[str], AbstractTarget]
 
 
 def saved(directory: Path, target: AbstractTarget, method: str) -> Draft:
-    draft = new_draft(target, method)
-    facts = {"target_key": "t", "num_steps": draft.num_steps}
-    save_draft(directory, method, {}, target, draft.draft_ids, draft.state_dict(), facts)  # type: ignore[arg-type]
-    return Draft(key="d", path=directory)
+    return saved_draft(directory, new_draft(target, method), {}, target)
 
 
 @pytest.mark.parametrize("method", TRAINED)

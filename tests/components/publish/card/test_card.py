@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from saved_drafts import saved_draft
 from tiny_formats import KEYS
 
 from components.contract import Context, DepthPolicy, Draft
 from components.drafts import quantise_draft
-from components.drafts.storage.files import build_draft, save_draft
+from components.drafts.storage.files import build_draft
 from components.engines.launch import not_served
 from components.policy import read_policy
 from components.publish import export_release
@@ -112,10 +113,8 @@ def test_a_tokenizer_that_llama_cpps_converter_does_not_know_gets_no_command(
     target = load_target(model="builtin", ctx=contexts[0])
     opened = open_target(target, dtype="float32", kernel="plain")
     network = build_draft("eagle3", opened, {"intermediate_size": 64}, torch.arange(64))
-    facts = {"target_key": target.key, "num_steps": network.num_steps, "max_depth": network.max_depth}
-    ids: Any = network.draft_ids
-    save_draft(tmp_path / "d", "eagle3", {"intermediate_size": 64}, opened, ids, network.state_dict(), facts)
-    draft = Draft(key=KEYS["eagle3"], path=tmp_path / "d", info={"method": "eagle3", **facts})
+    keys = {"key": KEYS["eagle3"], "target_key": target.key}
+    draft = saved_draft(tmp_path / "d", network, {"intermediate_size": 64}, opened, **keys)
     parts = (evidence["policy"], evidence["acceptance"], evidence["end_to_end"])
     card = card_of(export_release(target, [draft], *parts, ctx=contexts[2]))
     assert "convert_hf_to_gguf" not in card and "vllm serve builtin" in card

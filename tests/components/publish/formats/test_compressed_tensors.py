@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_formats import KEYS, SETTINGS
+from saved_drafts import saved_draft
+from tiny_formats import SETTINGS
 from torch import Tensor
 
 from components.contract import Context, Draft, UserError
 from components.drafts import quantise_draft
-from components.drafts.storage.files import open_draft, read_draft, save_draft
+from components.drafts.storage.files import open_draft, read_draft
 from components.drafts.storage.quantisation import PACKED
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import read_drafter_state, read_folder, reopen_drafter, write_format
@@ -42,12 +43,10 @@ def quantised(networks: Any, opened: AbstractTarget, tmp_path_factory: pytest.Te
 
     def make(method: str, **settings: Any) -> Draft:
         folder = tmp_path_factory.mktemp(method)
-        network = networks(method, SETTINGS[method])
-        facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
-        save_draft(folder, method, SETTINGS[method], opened, network.draft_ids, network.state_dict(), facts)
+        before = saved_draft(folder, networks(method, SETTINGS[method]), SETTINGS[method], opened)
         out = tmp_path_factory.mktemp(f"{method}-rounded")
         ctx = Context(key="q" * 64, out=out, scratch=out, num_threads=1)
-        made = quantise_draft(Draft(key=KEYS.get(method, "o" * 64), path=folder), ctx=ctx, **settings)
+        made = quantise_draft(before, ctx=ctx, **settings)
         return Draft(key="q" * 64, path=made.path, info=made.info)
 
     return make

@@ -11,10 +11,10 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 from loopback_hub import TOKEN, LoopbackHub
+from saved_drafts import saved_draft
 from tiny_formats import KEYS
 
-from components.contract import Context, Draft, Measurements, Page, Release, UserError
-from components.drafts.storage.files import save_draft
+from components.contract import Context, Measurements, Page, Release, UserError
 from components.publish import upload_release
 from components.publish.release.validate import validate_folder
 from components.rows import EngineComparison, write_rows
@@ -170,11 +170,8 @@ def test_weights_of_a_private_target_stay_out_of_a_public_repository(
 ) -> None:
     """A module in MiMo's shape brings the target's embedding and LM head along."""
     settings = {"mtp_modules": 1, "first_hidden": "post_norm", "intermediate_size": 0}
-    network = networks("mtp", settings)
-    facts = {"target_key": "t" * 64, "num_steps": 1, "max_depth": 1}
-    (tmp_path / "draft").mkdir()
-    save_draft(tmp_path / "draft", "mtp", settings, opened, network.draft_ids, network.state_dict(), facts)
-    draft = Draft(key=KEYS["mtp"], path=tmp_path / "draft", info={"method": "mtp", **facts})
+    draft = saved_draft(tmp_path / "draft", networks("mtp", settings), settings, opened, key=KEYS["mtp"])
+    assert draft.info["num_steps"] == draft.info["max_depth"] == 1
     release = export(policy=policy_for("mtp"), only=[draft], engines=["vllm"], target_name="ours")
     assert release.info["formats"] == ["mimo"]
     with pytest.raises(UserError, match=r"mimo/ holds weights of the target, which nobody else can read"):
@@ -208,11 +205,7 @@ def test_a_private_targets_embedding_and_head_stay_in_whatever_format_copies_the
     opened: Any,
     tmp_path: Path,
 ) -> None:
-    network = networks(method, settings)
-    facts = {"target_key": "t" * 64, "num_steps": network.num_steps, "max_depth": network.max_depth}
-    (tmp_path / "draft").mkdir()
-    save_draft(tmp_path / "draft", method, settings, opened, network.draft_ids, network.state_dict(), facts)
-    draft = Draft(key=KEYS["eagle3"], path=tmp_path / "draft", info={"method": method, **facts})
+    draft = saved_draft(tmp_path / "draft", networks(method, settings), settings, opened, key=KEYS["eagle3"])
     release = export(only=[draft], engines=engines, target_name="ours")
     if not folder:
         upload(release, private=False)
@@ -234,10 +227,7 @@ def test_of_all_drafters_that_go_out_none_may_hold_the_private_target(
 ) -> None:
     """The winner holds nothing of it; a Medusa beside it, of whose settings release.json tells nothing, does."""
     settings = {"num_heads": 2, "head": "tied"}
-    network = networks("medusa", settings)
-    (tmp_path / "draft").mkdir()
-    save_draft(tmp_path / "draft", "medusa", settings, opened, network.draft_ids, network.state_dict(), {})
-    beside = Draft(key="a" * 64, path=tmp_path / "draft", info={"method": "medusa"})
+    beside = saved_draft(tmp_path / "draft", networks("medusa", settings), settings, opened, key="a" * 64)
     release = export(only=[drafts["eagle3"], beside], include="all", target_name="ours")
     with pytest.raises(UserError, match="medusa/ holds weights of the target"):
         upload(release, private=False)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_rows import choice
 from report_study import make_ctx
 
 from components.contract import DepthPolicy, Measurements, UserError
 from components.report import compare_languages
 from components.report.prefect_cards import measurements_card, page_card
-from components.rows import AcceptanceByLanguage, DepthChoice, QualityFlag, write_rows
+from components.rows import AcceptanceByLanguage, QualityFlag, write_rows
 
 BOTH, ENGLISH = "b" * 64, "e" * 64
 
@@ -113,32 +114,9 @@ def test_two_mixes_of_the_same_languages_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_depths_chosen_by_language_stand_beside_it(tmp_path: Path) -> None:
-    def choice(key: str, workload: str, speed: float) -> DepthChoice:
-        return DepthChoice(
-            selection_id="s",
-            target_key="t",
-            draft_key=key,
-            method="eagle3",
-            workload=workload,
-            batch_size=1,
-            depth_k=2,
-            rule="r",
-            tolerance=0.01,
-            p_beats_no_spec=0.9,
-            speedup_pred=speed,
-            pred_lo=speed - 0.1,
-            pred_hi=speed + 0.1,
-            speedup_meas=None,
-            meas_lo=None,
-            meas_hi=None,
-            pred_error=None,
-            verdict="use",
-            reasons=[],
-        )
-
     (tmp_path / "policy").mkdir()
     choices = [
-        choice(key, name, speed)
+        choice(draft_key=key, workload=name, speedup_pred=speed, pred_lo=speed - 0.1, pred_hi=speed + 0.1)
         for key in (BOTH, ENGLISH)
         for name, speed in (("zh", 1.4), ("all", 1.5), ("code", 9.0))
     ]

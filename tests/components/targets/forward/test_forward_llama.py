@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from changed_folders import changed_config
-from safetensors.torch import load_file, save_file
+from changed_folders import changed_config, without_tensor
 
 from components.contract import UserError
 from components.targets.load import open_target
-
-
-def without_tensor(name: str) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        del weights[name]
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
 
 
 def test_a_bias_that_its_neighbours_have_is_missed(tmp_path: Path, tiny_targets: dict[str, Path]) -> None:
