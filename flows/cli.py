@@ -6,7 +6,9 @@ command that needs them, so that `check` and `plan` answer at once.
 
 from __future__ import annotations
 
+import ast
 import errno
+import importlib
 import os
 import signal
 import sqlite3
@@ -15,13 +17,14 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, Exit, TyperException
 
 from components.contract import UserError
-from flows.commands import choose_depth, compare, inspect, registry, run, services
 from flows.commands.terminal import Invocation, echo, echo_error
 from flows.execution.messages import StepFailed
 from flows.planning.step_signature import named_packages
@@ -29,7 +32,66 @@ from storage.artifacts.remote import drain_problems
 from storage.artifacts.store import default_home
 from storage.redaction import without_secrets
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+COMMANDS = {
+    "check": ("check", "first-pipeline"),
+    "plan": ("check", "first-pipeline"),
+    "run": ("run", "first-pipeline"),
+    "remeasure": ("remeasure", "operate"),
+    "validate": ("inspect", "engines"),
+    "show": ("inspect", "operate"),
+    "query": ("inspect", "sql"),
+    "compact": ("inspect", "sql"),
+    "compare": ("compare", "operate"),
+    "trend": ("trend", "sql"),
+    "generate": ("generate", "operate"),
+    "choose-depth": ("choose_depth", "depth"),
+    "promote": ("registry", "operate"),
+    "rollback": ("registry", "operate"),
+    "resync": ("registry", "operate"),
+    "up": ("services", "operate"),
+    "down": ("services", "operate"),
+    "status": ("services", "operate"),
+    "doctor": ("services", "operate"),
+    "deploy": ("services", "operate"),
+}
+"""Every command, with its file in flows/commands and the page of docs/ that explains it."""
+
+
+class _Commands(TyperGroup):
+    """The commands. The file of one is imported when it is called: `check` need not wait for what others import."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """A command with its help and no more, to be listed; None where there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        function = cmd_name.replace("-", "_")
+        tree = ast.parse(Path(__file__).with_name("commands").joinpath(f"{COMMANDS[cmd_name][0]}.py").read_bytes())
+        found = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        return TyperCommand(cmd_name, help=ast.get_docstring(next(found)), rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
+        """The command that is called, whole."""
+        self.commands = dict.fromkeys(COMMANDS, TyperCommand(None))  # for suggestions
+        name, _, rest = super().resolve_command(ctx, args)
+        assert name is not None, "an unknown command is refused above"
+        file, page = COMMANDS[name]
+        function = getattr(importlib.import_module(f"flows.commands.{file}"), name.replace("-", "_"))
+        only = typer.Typer(add_completion=False, rich_markup_mode=None)
+        only.command(name, epilog=f"More: docs/{page}.md")(function)
+        return name, typer.main.get_command(only), rest
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.callback()
@@ -38,39 +100,6 @@ def settings(
 ) -> None:
     """Turn pipelines.yaml into drafters that make a language model answer faster, and prove how much faster."""
     Invocation.debug = debug
-
-
-_PAGES = {
-    "choose_depth": "depth",
-    "validate": "engines",
-    **dict.fromkeys(("check", "plan", "run"), "first-pipeline"),
-    **dict.fromkeys(("query", "compact", "trend"), "sql"),
-}
-"""Pages of docs/ by command; all others are explained in docs/operate.md."""
-
-for _command in (
-    run.check,
-    run.plan,
-    run.run,
-    compare.remeasure,
-    inspect.validate,
-    inspect.show,
-    inspect.query,
-    inspect.compact,
-    compare.compare,
-    compare.trend,
-    inspect.generate,
-    choose_depth.choose_depth,
-    registry.promote,
-    registry.rollback,
-    registry.resync,
-    services.up,
-    services.down,
-    services.status,
-    services.doctor,
-    services.deploy,
-):
-    app.command(epilog=f"More: docs/{_PAGES.get(_command.__name__, 'operate')}.md")(_command)
 
 
 def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | None = None) -> int:

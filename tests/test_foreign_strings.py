@@ -24,7 +24,7 @@ from components.report.charts.svg import Point, Series, bar_chart, line_chart
 from components.rows import QualityFlag, write_rows
 from components.tables import Table
 from components.text import in_code, in_markdown, in_mermaid, one_line
-from flows.console.query_output import cell
+from flows.commands.terminal import cell
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store

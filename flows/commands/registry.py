@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from components.speedup.comparison.promotion_rule import judge
 from flows.commands.terminal import echo, echo_error
+from storage import record
 from storage.artifacts.store import default_home
+from storage.registry import registry
 
 
 def promote(
@@ -17,10 +20,7 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Override the promotion gate; needs --why.")] = False,
 ) -> None:
     """Make a model version the champion if the promotion gate lets it; the one before becomes `previous`."""
-    from components.speedup.comparison.promotion_rule import judge
-    from storage.registry.registry import promote as move
-
-    echo(move(default_home(), name, version, reason, judge=judge, force=force).note)
+    echo(registry.promote(default_home(), name, version, reason, judge=judge, force=force).note)
 
 
 def rollback(
@@ -28,16 +28,11 @@ def rollback(
     reason: Annotated[str, typer.Option("--why", help="The reason; the promotion log keeps it.")],
 ) -> None:
     """Make the previous champion the champion again."""
-    from storage.registry.registry import rollback as move
-
-    echo(move(default_home(), name, reason).note)
+    echo(registry.rollback(default_home(), name, reason).note)
 
 
 def resync() -> None:
     """Tell MLflow, the registry and the history what they missed while they were down."""
-    from components.speedup.comparison.promotion_rule import judge
-    from storage import record
-
     try:
         done = record.resync(default_home(), judge)
     except record.ArtifactsSkipped as error:

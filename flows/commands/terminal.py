@@ -1,13 +1,23 @@
-"""What every command shares: where its words go, the options that several take, and how `main` was called."""
+"""What commands share: where their words go, how rows are printed, options that several take, how `main` was called."""
 
 from __future__ import annotations
 
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from components.contract import UserError
 from flows.planning.step_signature import PACKAGES
 from storage.redaction import printable, without_secrets
 
@@ -39,3 +49,90 @@ def echo(text: str) -> None:
 def echo_error(text: str) -> None:
     """A line about what is wrong, to stderr."""
     typer.secho(printable(without_secrets(text)), err=True, fg="red")
+
+
+def named_values(param: list[str]) -> dict[str, str]:
+    """NAME=VALUE options as a dictionary.
+
+    Raises:
+        UserError: one is not NAME=VALUE.
+    """
+    pairs = [text.partition("=") for text in param]
+    for name, sign, _ in pairs:
+        if not sign:
+            raise UserError(f"-p {name}: give it as NAME=VALUE")
+    return {name.strip(): value for name, _, value in pairs}
+
+
+def cell(value: Any) -> str:
+    """A value as a person reads it: numbers to six digits, NULL as nothing, no command to the terminal."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in str(value))
+
+
+class Format(StrEnum):
+    """The output formats: for people, for spreadsheets, for programs."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows in the given format."""
+    if format_ is Format.csv:
+        print_csv(columns, rows)
+    elif format_ is Format.json:
+        print_json(columns, rows)
+    else:
+        print_answer(out, columns, rows)
+
+
+def print_json(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a list of objects, one a row; NULL and non-finite numbers (NaN, infinity) are null, times are ISO texts."""
+    answer = [dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
+    json.dump(answer, sys.stdout, indent=1, default=str, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold: DuckDB's decimals are numbers too."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print CSV with every digit, for programs."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def print_answer(out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table for people. Nothing is cut off: an answer too wide for the screen is printed a row at a time."""
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width:
+        label = max(len(name) for name in columns)
+        for number, row in enumerate(cells, 1):
+            out.print(Text(f"row {number}", style="bold"))
+            for name, text in zip(columns, row, strict=True):
+                out.print(Text(f"  {name:<{label}}  {text}"))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(Text(name), no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(text) for text in row))
+    wide = out if out.is_terminal else Console(width=max(sum(widths) + 2 * len(widths), 20), soft_wrap=True)
+    wide.print(table)

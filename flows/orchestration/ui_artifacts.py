@@ -35,7 +35,6 @@ from components.report.prefect_cards import (
 )
 from components.tables import Table
 from components.text import in_markdown, message_of
-from flows.console.plan_output import as_mermaid
 from flows.execution.local_run import RunOutcome
 from flows.execution.messages import Event
 from flows.planning.plan import Plan, PlannedStep
@@ -97,7 +96,7 @@ class Screen:
         rows = [[s.name, s.uses, s.kind, s.key[:12], "reused" if s.reused else s.reason] for s in self.plan.steps]
         rows += [[name, "", "", "", f"left out: {reason}"] for name, reason in self.plan.skipped]
         table = Table(["step", "uses", "makes", "key", "why"], rows).markdown()
-        drawing = f"```mermaid\n{as_mermaid(self.plan)}\n```"
+        drawing = f"```mermaid\n{self.plan.mermaid()}\n```"
         self._markdown(f"plan-{self.plan.pipeline}", f"{about}\n\n{drawing}\n\n{table}", "what runs, and why")
 
     def show_artifact(self, step: PlannedStep, artifact: Artifact) -> None:

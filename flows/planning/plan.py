@@ -18,7 +18,7 @@ from components.contract import Artifact, Machine, UserError
 from components.files import digest_of_json, write_whole
 from components.machine import describe_machine
 from components.outside_json import JsonObject
-from components.text import did_you_mean, shorten
+from components.text import did_you_mean, in_mermaid, shorten
 from flows.planning import fingerprint
 from flows.planning.device import resolve_device
 from flows.planning.external_inputs import Sources, kind_of_source, registry_names
@@ -115,6 +115,20 @@ class Plan:
         """How many steps need not run."""
         return sum(step.reused for step in self.steps)
 
+    def mermaid(self) -> str:
+        """The plan as a Mermaid flowchart; what would run is drawn with a thick border."""
+        ids = {name: f"n{number}" for number, name in enumerate([*self.sources, *(step.name for step in self.steps)])}
+        lines = ["flowchart LR"]
+        lines += [f'  {ids[name]}[("{in_mermaid(name)}")]' for name in self.sources]
+        for step in self.steps:
+            label = "reused" if step.reused else in_mermaid(step.reason)
+            lines.append(f'  {ids[step.name]}["{in_mermaid(step.name)}<br/><small>{step.kind}: {label}</small>"]')
+            if not step.reused:
+                lines.append(f"  style {ids[step.name]} stroke-width:3px")
+        for step in self.steps:
+            lines += [f"  {ids[name]} --> {ids[step.name]}" for name in step.input_names() if name in ids]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -182,7 +196,7 @@ def make_plan(
 ) -> Plan:
     """Work out what a run of `pipeline` with `params` would do.
 
-    past: name -> key of what a past run used and made (flows/analysis/remeasure.py). Outside inputs, and steps
+    past: name -> key of what a past run used and made (flows/commands/remeasure.py). Outside inputs, and steps
     before the
     first that measures, are then reused as they were, whatever has changed since; the others are planned as always.
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 
-from components.contract import UserError
 from flows.services.child import bound
 from flows.services.client import (
     ApiError,
@@ -208,9 +207,3 @@ def _stop_supervisor(supervisor: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         supervisor.kill()
         supervisor.wait()
-
-
-def require_file(file: Path) -> None:
-    """Raise UserError where the pipelines file does not exist."""
-    if not file.is_file():
-        raise UserError(f"{file}: no such pipelines file; name another with --file")

@@ -18,7 +18,7 @@ from components.rows import PairedComparison, read_rows, write_rows
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.comparison.promotion_rule import judge
 from components.speedup.policy_markdown import write_policy
-from flows.analysis.compare import Side, compare
+from flows.commands.compare import Side, compare_sides
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
 from storage.registry.promotion_gate import evidence_of
@@ -84,7 +84,7 @@ def ask_all(house: House, maps: list[Any], costs: dict[str, list[Any]], requests
     return Answers(
         read_rows(verdict.path, PairedComparison),
         judge(evidence_of(house.store.home, *tags)),
-        list(compare(house.store.home, a, b, Margins()).ratios),
+        list(compare_sides(house.store.home, a, b, Margins()).ratios),
     )
 
 

@@ -1,9 +1,14 @@
-"""show, query, validate, generate: what is not there costs one line and exit code 2."""
+"""show, query, validate: what is there is told whole, what is not costs one line and exit code 2."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
-from toy_garden import Cli
+from toy_garden import Cli, grow
+
+from storage.artifacts.store import Store
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,20 @@ def test_what_is_not_there_is_told_in_one_line(arguments: list[str], message: st
 def test_the_named_queries_are_listed(draftsmith: Cli) -> None:
     code, out, _ = draftsmith("query", "--list", "--format", "csv")
     assert code == 0 and "runs" in out
+
+
+def test_show_tells_where_an_artifact_comes_from(file: Path, draftsmith: Cli, store: Store) -> None:
+    grow(file)
+    key = next(key for key in sorted(store.keys()) if store.record_of(key)["kind"] == "Page")
+    code, out, _ = draftsmith("show", key[:10])
+    assert code == 0
+    for said in (
+        key,
+        "toys.judge_all as step page of garden",
+        "whole",
+        "Measurements of step judged[moss]",
+        "index.html",
+    ):
+        assert said in out, said
+    code, out, _ = draftsmith("show", key[:10], "--json")
+    assert json.loads(out)["key"] == key

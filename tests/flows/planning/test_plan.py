@@ -115,3 +115,11 @@ def test_a_store_key_can_be_an_input_and_must_fit(grown: Plan, plan_of: Callable
         plan_of(grown_from(grown.step("page").key))
     with pytest.raises(UserError, match=r"no artifact in .* has a key that starts with 'feed'"):
         plan_of(grown_from("feed"))
+
+
+def test_the_drawing_has_every_step_and_edge(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of()
+    drawing = plan.mermaid()
+    assert drawing.startswith("flowchart LR")
+    assert drawing.count(" --> ") == sum(len(step.input_names()) for step in plan.steps)
+    assert all(f'"{step.name}<br/>' in drawing for step in plan.steps)

@@ -11,14 +11,53 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from components.contract import UserError
 from components.report.pages.trend import TrendSeries, write_trend
 from components.text import did_you_mean
+from flows.commands.terminal import Format, echo, named_values, out, print_in
+from storage.artifacts.store import default_home
 from storage.history.query import open_history
+
+
+class Over(StrEnum):
+    """What a trend runs over."""
+
+    runs = "runs"
+    machines = "machines"
+    versions = "versions"
+
+
+def trend(
+    metric: Annotated[
+        str, typer.Argument(help="A number of any view (speedup_meas, v_speed.tokens_per_s), or info.NAME.")
+    ],
+    over: Annotated[Over, typer.Option(help="What the values are told apart by.")] = Over.runs,
+    filters: Annotated[
+        list[str], typer.Option("--where", "-w", help="COLUMN=VALUE that rows must have; may be repeated.")
+    ] = [],  # noqa: B006 (typer copies it)
+    limit: Annotated[int, typer.Option(min=1, help="The last values of each series.")] = 50,
+    picture: Annotated[Path | None, typer.Option(help="Write a page with a chart here (HTML).")] = None,
+    format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
+) -> None:
+    """One number over runs, machines or versions: a table, a line of bars, a picture."""
+    result = find_trend(default_home(), metric, named_values(filters), limit)
+    print_in(format_, out, *table(result, over.value))
+    if format_ is Format.table:
+        for line in spark_lines(result) if over is Over.runs else []:
+            echo(line)
+        echo(f"{result.metric}: {len(result.dots)} values")
+    if picture is not None:
+        draw(result, over.value, picture)
+        if format_ is Format.table:
+            echo(f"drawn: {picture}")
+
 
 # Where a bare column name is looked for, in this order.
 VIEWS = (

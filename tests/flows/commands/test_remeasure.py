@@ -17,7 +17,7 @@ from toy_garden import LIGHT, PACKAGES
 
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
-from flows.analysis.remeasure import plan_remeasurement, run_remeasurement
+from flows.commands.remeasure import plan_remeasurement, run_remeasurement
 from flows.execution.local_run import execute
 from flows.planning.plan import RunOptions, plan_run
 from storage import journal

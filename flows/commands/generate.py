@@ -7,12 +7,37 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
 
 from components.contract import UserError
 from components.machine import num_usable_cores
 from components.policy import Policy, read_policy
+from flows.commands.terminal import Device, out
+from flows.planning.device import resolve_device
 from storage.artifacts.store import Store
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    key: Annotated[
+        str | None, typer.Option(help="A Release, DepthPolicy or Draft; default: the newest winner.")
+    ] = None,
+    depth_k: Annotated[int | None, typer.Option("--depth", min=1, help="Draft depth; default: the chosen one.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to write.")] = 96,
+    device: Device = "auto",
+) -> None:
+    """Continue a prompt twice, plain and speculative, side by side."""
+    answer = continue_twice(
+        Store(), prompt, key=key, depth_k=depth_k, max_new_tokens=max_new_tokens, device=resolve_device(device)
+    )
+    print_side_by_side(answer, out)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +73,7 @@ def find_pair(store: Store, key: str | None) -> Pair:
     return _winner(store, policy)
 
 
-def generate(
+def continue_twice(
     store: Store, prompt: str, *, key: str | None, depth_k: int | None, max_new_tokens: int, device: str
 ) -> dict[str, Any]:
     """Plain and speculative continuation of `prompt`; see components/decoding/side_by_side.py for the answer.
@@ -96,3 +121,20 @@ def _policy(store: Store, key: str) -> Policy:
         return read_policy(store.path_of(key))
     except UserError as error:
         raise UserError(f"generate: the policy {key[:12]} cannot be read; run the pipeline again") from error
+
+
+def print_side_by_side(answer: dict[str, Any], console: Console) -> None:
+    """Two continuations of one prompt, with their speed."""
+    panels = []
+    for name in ("plain", "speculative"):
+        run = answer[name]
+        speed = run["num_tokens"] / (run["ms"] / 1000) if run["ms"] else 0.0
+        title = name if name == "plain" else f"{answer['method']}, depth {answer['depth_k']}"
+        rounds = "" if name == "plain" else f", {run['rounds']} rounds"
+        foot = f"{run['num_tokens']} tokens in {run['ms']:.0f} ms, {speed:.0f} a second{rounds}"
+        panels.append(Panel(Text(run["text"]), title=Text(title), subtitle=Text(foot), width=console.width // 2 - 1))
+    console.print(Columns(panels))
+    plain, fast = answer["plain"]["ms"], answer["speculative"]["ms"]
+    same = "the same tokens" if answer["identical"] else "DIFFERENT tokens"
+    ratio = f"{plain / fast:.2f} times as fast" if fast else "too short to time"
+    console.print(f"{same}, {ratio} in this one run", markup=False, soft_wrap=True)

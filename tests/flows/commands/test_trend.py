@@ -14,8 +14,8 @@ import pytest
 
 from components.contract import UserError
 from components.rows import DepthChoice, EngineAcceptance, write_rows
-from flows.analysis.trend import find_trend, spark_lines, table
 from flows.cli import main
+from flows.commands.trend import find_trend, spark_lines, table
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
 

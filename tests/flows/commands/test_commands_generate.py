@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.contract import UserError
-from flows.analysis.generate import find_pair
+from flows.commands.generate import find_pair
 from storage.artifacts.store import Store
 
 

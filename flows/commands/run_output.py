@@ -1,4 +1,4 @@
-"""Progress of a run: one line when a step ends, and an estimate of the time that the current one still takes.
+"""What a run prints: a line when a step ends, how long the current one still takes, and the summary at the end.
 
 On a terminal a progress bar; into a file or a pipe plain lines, at most one in ten seconds for each step.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
+from components.report.summary import summarise
+from flows.execution.local_run import RunOutcome
 from flows.execution.messages import Event
 from flows.planning.plan import PlannedStep
 
@@ -118,3 +121,71 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+Kind = TypeVar("Kind", bound=Artifact)
+
+
+def print_run_summary(outcome: RunOutcome, console: Console) -> None:
+    """Print the summary of a finished run."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    plan = outcome.plan
+    if outcome.nothing_new:
+        say(f"{plan.pipeline}: nothing new, ended after {duration(outcome.seconds)}: {outcome.nothing_new}")
+        for line in outcome.problems:
+            say(f"  {'not logged':<18} {line}")
+        return
+    say(f"{plan.pipeline}: done in {duration(outcome.seconds)}, {plan.num_reused} of {len(plan.steps)} steps reused")
+    if plan.num_reused == len(plan.steps):
+        say("  nothing new: same inputs, same results; --force runs a step again")
+    policy, release = last_of(outcome, DepthPolicy), last_of(outcome, Release)
+    pages = [artifact for artifact in outcome.artifacts.values() if isinstance(artifact, Page)]
+    uploads = [page for page in pages if "commit_url" in page.info]
+    reports = [page for page in pages if page not in uploads]
+    places = {"report": str(reports[-1].path / "index.html")} if reports else {}
+    for page in uploads:
+        suffix = "" if page.info["new_commit"] else ", where it was already"
+        places["uploaded to"] = f"{page.info['url']}{suffix}"
+    for version in outcome.registered:
+        places["registered as"] = (
+            f"{version.name} version {version.version} ({', '.join(version.aliases) or 'no alias'})"
+        )
+    for artifact in outcome.artifacts.values():
+        if isinstance(artifact, Measurements) and "drift" in artifact.info:
+            places["drift"] = str(artifact.info["drift"])
+    if policy is not None:
+        places = summarise(policy.info, release.info if release is not None else None, places)
+    for label, value in places.items():
+        say(f"  {label:<18} {value}")
+    registered = [f"{version.name} version {version.version}" for version in outcome.registered]
+    for line in outcome.notes:
+        if not any(name in line for name in registered):  # "registered as" has said it
+            say(f"  {line}")
+    for line in outcome.problems:
+        say(f"  {'not logged':<18} {line}")
+    if policy is not None:
+        say("next:")
+        for command in next_commands(policy, release):
+            say(f"  {command}")
+
+
+def last_of(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
+    """The artifact of this kind that was made last."""
+    return next((artifact for artifact in reversed(outcome.artifacts.values()) if isinstance(artifact, kind)), None)
+
+
+def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
+    """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
+    key = release.key if release is not None else policy.key
+    again = [f"draftsmith remeasure {key[:12]}   # on a quiet machine: adds evidence and decides anew"]
+    refused = release is not None and policy.info.get("gate_passed") is False
+    return [
+        *(again if refused else []),
+        'draftsmith generate "def add(a, b):"',
+        'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
+        "WHERE workload = 'all' ORDER BY ALL\"",
+        f"draftsmith show {key[:12]}",
+    ]

@@ -1,4 +1,4 @@
-"""check, plan and run: what is right, what would run and why."""
+"""check and plan: what is right, what would run and why."""
 
 from __future__ import annotations
 

@@ -13,19 +13,43 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from components.contract import UserError
+import typer
+from rich.console import Console
+
+from components.contract import Release, UserError
 from components.speedup.comparison.promotion_rule import judge
-from flows.console.inspect_output import is_model
+from flows.commands.inspect import is_model
+from flows.commands.run_output import Display, last_of, print_run_summary
+from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, out
 from flows.execution.engine import OnEvent
 from flows.execution.local_run import RunOutcome, execute
 from flows.planning import fingerprint
 from flows.planning.plan import Plan, PlannedStep, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage import journal
-from storage.artifacts.store import Store
+from storage.artifacts.store import Store, default_home, require_writable
 from storage.registry.registry import find_release, versions_of
+
+
+def remeasure(
+    release: Annotated[str, typer.Argument(help="NAME, NAME@ALIAS, NAME@VERSION or the start of a Release's key.")],
+    file: File = DEFAULT_FILE,
+) -> None:
+    """Measure a finished release again. Nothing is trained; its evidence is added to, and the gate decides anew."""
+    options = RunOptions(file=file, packages=Invocation.packages)
+    again = plan_remeasurement(release, options)
+    require_writable(options.home or default_home())
+    to_run, reused = len(again.plan.steps) - again.plan.num_reused, again.plan.num_reused
+    echo(f"{again.plan.pipeline}: {to_run} steps to measure and decide again, {reused} inputs as they were")
+    for note in again.notes:
+        echo(note)
+    with Display(out, max(len(step.name) for step in again.plan.steps)) as display:
+        outcome = run_remeasurement(again, display.on_event)
+    print_run_summary(outcome, out)
+    print_remeasurement(again.before, outcome, out)
+
 
 _VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
 REASON = "measured again"
@@ -186,3 +210,27 @@ def _run_that_made(store: Store, key: str) -> str | None:
         return str(store.record_of(key)["record"].get("run_id", "")) or None
     except (OSError, ValueError):
         return None
+
+
+def print_remeasurement(before: Mapping[str, Any], outcome: RunOutcome, console: Console) -> None:
+    """Print a release's evidence before and after remeasuring, and the registry's decision.
+
+    before: the facts of the release until now.
+    """
+    now = last_of(outcome, Release)
+    for what, facts in (("before", before), ("now", now.info if now is not None else {})):
+        console.print(f"  {what:<18} {_evidence(facts)}", markup=False, soft_wrap=True)
+    for version in outcome.registered:
+        console.print(f"  {version.note}", markup=False, soft_wrap=True)
+    if now is not None:
+        hint = f"draftsmith show {now.key[:12]} lists every session; draftsmith query --all-sessions asks them all"
+        console.print(f"  {hint}", markup=False, soft_wrap=True)
+
+
+def _evidence(facts: Mapping[str, Any]) -> str:
+    """One line: drafter, depth, speedup with its interval, the gate."""
+    speedup, lo, hi = (facts.get(name) for name in ("speedup_meas", "meas_lo", "meas_hi"))
+    measured = "not measured" if speedup is None else f"{speedup:.2f}x"
+    interval = f" [{lo:.2f}, {hi:.2f}]" if lo is not None and hi is not None else ""
+    gate = "passed" if facts.get("gate_passed") else "refused"
+    return f"{facts.get('method')} at depth {facts.get('depth_k')}: {measured}{interval}, own gate {gate}"

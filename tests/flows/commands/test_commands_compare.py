@@ -16,8 +16,8 @@ from components.contract import UserError
 from components.promotion import Margins
 from components.rows import DepthChoice, write_rows
 from components.speedup.bootstrap import PROMPTS
-from flows.analysis.compare import Outcome, Side, compare, find_side
 from flows.cli import main
+from flows.commands.compare import Outcome, Side, compare_sides, find_side
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
 
@@ -73,19 +73,19 @@ def only(found: Outcome, quantity: str) -> Any:
 
 def test_in_one_session_speeds_are_compared_directly_and_prompts_together(tmp_path: Path, add: Add) -> None:
     add("e1", [*timed(A, 120.0), *timed(B, 100.0), *plain(80.0)])
-    found = compare(tmp_path, side(A), side(B), Margins())
+    found = compare_sides(tmp_path, side(A), side(B), Margins())
     speed = only(found, "decode_speed")
     assert speed.ratio == pytest.approx(1.2) and speed.num_prompts == 24
     assert 1.19 < speed.lo <= speed.ratio <= speed.hi < 1.21, "what a prompt does to both cancels"
     assert (found.verdict(), found.exit_code()) == ("better", 0)
-    back = compare(tmp_path, side(B), side(A), Margins())
+    back = compare_sides(tmp_path, side(B), side(A), Margins())
     assert (back.verdict(), back.exit_code()) == ("worse", 1)
 
 
 def test_in_two_sessions_each_is_taken_over_its_own_plain_decoding(tmp_path: Path, add: Add) -> None:
     add("e1", [*timed(A, 120.0), *plain(80.0)])
     add("e2", [*timed(B, 240.0), *plain(160.0)])
-    speed = only(compare(tmp_path, side(A), side(B), Margins()), "speedup")
+    speed = only(compare_sides(tmp_path, side(A), side(B), Margins()), "speedup")
     assert (
         speed.ratio == pytest.approx(1.0, abs=1e-6)
         and speed.a == pytest.approx(speed.b)
@@ -101,13 +101,13 @@ def test_a_tree_is_held_against_the_chain_of_the_same_drafter(tmp_path: Path, ad
     tree_maps = make_maps([0.8] * 4, num_prompts=24, num_tokens=101, seed=1, draft_key=A)
     add("m1", [*chain_maps, *(dataclasses.replace(m, tree_budget=12) for m in tree_maps)])
     tree = dataclasses.replace(side(A), tree_budget=12)
-    found = compare(tmp_path, tree, side(A), Margins())
+    found = compare_sides(tmp_path, tree, side(A), Margins())
     assert only(found, "decode_speed").ratio == pytest.approx(1.25) and found.verdict() == "better"
     length = only(found, "acceptance_length")
     assert length.a > length.b > 1 and any("depths 4 and 3" in note for note in found.notes)
     other = dataclasses.replace(tree, tree_budget=30)
     assert any(
-        "never timed" in note and "tree of 30" in note for note in compare(tmp_path, other, tree, Margins()).notes
+        "never timed" in note and "tree of 30" in note for note in compare_sides(tmp_path, other, tree, Margins()).notes
     )
 
 
@@ -116,11 +116,11 @@ def test_a_serving_engines_speed_is_not_held_against_our_own_loops(tmp_path: Pat
     served = {"engine": "vllm", "kernel": "vllm 1", "concurrency": 1}
     fast = [dataclasses.replace(row, **served) for row in [*timed(A, 900.0), *plain(300.0)]]
     add("e2", fast)
-    speed = only(compare(tmp_path, side(A), side(B), Margins()), "decode_speed")
+    speed = only(compare_sides(tmp_path, side(A), side(B), Margins()), "decode_speed")
     assert speed.ratio == pytest.approx(100 / 120)
-    alone = compare(tmp_path, side("c" * 64), side(B), Margins())
+    alone = compare_sides(tmp_path, side("c" * 64), side(B), Margins())
     add("e3", [dataclasses.replace(row, **served) for row in timed("c" * 64, 900.0)])
-    assert compare(tmp_path, side("c" * 64), side(B), Margins()).notes == alone.notes, "never timed by us"
+    assert compare_sides(tmp_path, side("c" * 64), side(B), Margins()).notes == alone.notes, "never timed by us"
 
 
 @pytest.mark.parametrize(
@@ -138,22 +138,22 @@ def test_what_is_not_comparable_is_said_and_gives_no_ratio(
 ) -> None:
     add("e1", [*timed(A, 120.0), *plain(80.0)])
     add("e2", [*other, *plain(80.0)], machine)
-    found = compare(tmp_path, side(A), side(B), Margins())
+    found = compare_sides(tmp_path, side(A), side(B), Margins())
     assert any(says in note for note in found.notes), found.notes
     assert not [row for row in found.ratios if row.quantity != "acceptance_length"]
 
 
 def test_over_fewer_than_four_prompts_the_ratio_is_told_and_the_verdict_is_undecided(tmp_path: Path, add: Add) -> None:
     add("e1", [*timed(A, 120.0, prompts=PROMPTS.decide - 1), *timed(B, 100.0), *plain(80.0)])
-    found = compare(tmp_path, side(A), side(B), Margins())
+    found = compare_sides(tmp_path, side(A), side(B), Margins())
     assert only(found, "decode_speed").num_prompts == 3 == PROMPTS.decide - 1
     assert (found.verdict(), found.exit_code()) == ("undecided", 3)
     add("e2", [*timed(A, 120.0, prompts=PROMPTS.decide), *timed(B, 100.0), *plain(80.0)])
-    assert compare(tmp_path, side(A), side(B), Margins()).verdict() == "better"
+    assert compare_sides(tmp_path, side(A), side(B), Margins()).verdict() == "better"
 
 
 def test_other_targets_are_not_compared_at_all(tmp_path: Path) -> None:
-    found = compare(tmp_path, side(A), side(B, target="x" * 64), Margins())
+    found = compare_sides(tmp_path, side(A), side(B, target="x" * 64), Margins())
     assert found.ratios == [] and found.exit_code() == 3 and "other target" in found.notes[0]
 
 
@@ -162,7 +162,7 @@ def test_acceptance_is_replayed_on_common_prompts_whatever_the_machine(tmp_path:
     add("m0", make_maps(bad, num_prompts=20, num_tokens=64, seed=3, draft_key=A), "m1")  # measured again since
     add("m1", make_maps(good, num_prompts=20, num_tokens=64, seed=1, draft_key=A), "m1")
     add("m2", make_maps(bad, num_prompts=20, num_tokens=64, seed=2, draft_key=B), "m2")
-    found = compare(tmp_path, side(A), side(B), Margins())
+    found = compare_sides(tmp_path, side(A), side(B), Margins())
     row = only(found, "acceptance_length")
     assert row.lo > 1.2 and row.verdict == "better" and row.a > row.b
     assert (found.verdict(), found.exit_code()) == ("better", 0)
@@ -172,7 +172,7 @@ def test_workloads_have_rows_of_their_own(tmp_path: Path, add: Add) -> None:
     rows = [*timed(A, 120.0), *timed(B, 100.0)]
     split = [dataclasses.replace(r, workload="chat" if int(r.prompt_id[-1]) % 2 else "code") for r in rows]
     add("e1", split)
-    found = compare(tmp_path, side(A), side(B), Margins())
+    found = compare_sides(tmp_path, side(A), side(B), Margins())
     assert [row.workload for row in found.ratios if row.quantity == "decode_speed"] == ["all", "chat", "code"]
 
 
@@ -203,7 +203,7 @@ def test_the_command_names_drafts_by_the_beginning_of_their_keys(
 def test_acceptance_is_replayed_no_deeper_than_the_maps_of_both_go(tmp_path: Path, add: Add) -> None:
     for key, draft, k_max in (("m1", A, 2), ("m2", B, 5)):
         add(key, make_maps([0.9] * k_max, num_prompts=20, num_tokens=64, seed=1, draft_key=draft))
-    found = compare(tmp_path, side(A, depth=5), side(B, depth=5), Margins())
+    found = compare_sides(tmp_path, side(A, depth=5), side(B, depth=5), Margins())
     assert "acceptance length is replayed at depth 2 for both" in found.notes
     assert only(found, "acceptance_length").b <= 3.0
 

@@ -1,1 +1,0 @@
-"""Comparisons, trends and generations asked for at the command line."""
