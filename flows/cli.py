@@ -78,11 +78,16 @@ class _Commands(TyperGroup):
         self.commands = dict.fromkeys(COMMANDS, TyperCommand(None))  # for suggestions
         name, _, rest = super().resolve_command(ctx, args)
         assert name is not None, "an unknown command is refused above"
-        file, page = COMMANDS[name]
-        function = getattr(importlib.import_module(f"flows.commands.{file}"), name.replace("-", "_"))
-        only = typer.Typer(add_completion=False, rich_markup_mode=None)
-        only.command(name, epilog=f"More: docs/{page}.md")(function)
-        return name, typer.main.get_command(only), rest
+        return name, load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """A command as typer builds it; its file is imported now."""
+    file, page = COMMANDS[name]
+    function = getattr(importlib.import_module(f"flows.commands.{file}"), name.replace("-", "_"))
+    only = typer.Typer(add_completion=False, rich_markup_mode=None)
+    only.command(name, epilog=f"More: docs/{page}.md")(function)
+    return typer.main.get_command(only)
 
 
 app = typer.Typer(

@@ -165,12 +165,9 @@ def commands_page() -> str:
 @cache
 def command_table() -> dict[str, Any]:
     """Name of a command -> the command as typer built it."""
-    import typer
+    from flows.cli import COMMANDS, load_command
 
-    from flows.cli import app
-
-    group: Any = typer.main.get_command(app)
-    return dict(group.commands)
+    return {name: load_command(name) for name in COMMANDS}
 
 
 def _help_of(name: str) -> str:

@@ -19,7 +19,7 @@ from components.contract import UserError
 from components.machine import num_usable_cores
 from components.policy import Policy, read_policy
 from flows.commands.terminal import Device, out
-from flows.planning.device import resolve_device
+from flows.planning.this_machine import resolve_device
 from storage.artifacts.store import Store
 
 

@@ -23,7 +23,7 @@ from flows.commands.terminal import (
     out,
 )
 from flows.execution.local_run import execute
-from flows.orchestration.environment import prefect_server
+from flows.orchestration.prefect_server import prefect_server
 from flows.planning.plan import RunOptions, plan_run
 from storage.artifacts.store import require_writable
 

@@ -10,7 +10,7 @@ import typer
 
 from components.contract import UserError
 from flows.commands.terminal import DEFAULT_FILE, File, Invocation, echo, echo_error
-from flows.orchestration.environment import prepare
+from flows.orchestration.prefect_server import prepare
 from flows.planning.plan import check_file
 from flows.services import control
 from flows.services.client import ApiError, PrefectApi, auth_file, is_held, pid_file, running, worker_is_online

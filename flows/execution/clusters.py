@@ -33,8 +33,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from components.contract import Mapper, ReportProgress, UserError
 from components.source_code import allow_code
 from components.text import shorten
-from flows.execution.machine_folders import place_for_sockets
 from flows.execution.messages import ClusterOrder
+from flows.planning.this_machine import place_for_sockets
 
 PACKAGE_OF: Final = {"dask": "prefect_dask", "ray": "prefect_ray"}
 DELIVERY_TIMEOUT_S: Final = 20.0

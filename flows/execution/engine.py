@@ -18,7 +18,6 @@ from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
 from components.source_code import code_state
-from flows.execution.machine_folders import open_machine_lock
 from flows.execution.messages import (
     ArtifactHandle,
     ClusterOrder,
@@ -28,8 +27,8 @@ from flows.execution.messages import (
     StepOrder,
 )
 from flows.execution.step_process import PRELOAD, ChildEnd, run_child
-from flows.planning.device import cpu_features, library_versions
 from flows.planning.plan import Plan, PlannedStep, StepHistory
+from flows.planning.this_machine import cpu_features, library_versions, open_machine_lock
 from flows.spec.placement import HERE
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import read_record, session_of

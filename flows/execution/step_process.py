@@ -1,30 +1,57 @@
-"""Starts the child process of a step from a warm fork server and supervises it until it ends.
+"""The process of one step: the engine starts it from a warm fork server, a guard watches it, a worker runs the step.
+
+    engine --(fork server)--> guard --fork--> worker --> whatever the step starts
 
 The fork server has imported the heavy libraries once; each step is a fork of it, so its start is cheap and its memory
 is returned. The engine's own process never imports them.
+
+The guard is a few lines around `poll`: it holds a leash to the engine (a pipe that closes when the engine dies, however
+it dies) and adopts every orphan below it. Leash gone, deadline, cancel or simply the end of the step: it kills all that
+is left of the tree. The worker runs the step and talks to the engine in JSON lines only; nothing is unpickled from it.
+
+A step may run code that came with a model, or a package of somebody else's, so the worker first takes the secrets that
+the step has no use for from its environment. Passwords of our own servers and the secret of a shared store no step has;
+keys of hubs and object stores are there for the steps that fetch and send, and for those whose settings name them
+(`api_key_variable`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
+import resource
+import select
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
+import psutil
+
+from components.contract import KINDS, Artifact, Context, Machine, NothingNew, ReportProgress, UserError
+from components.files import locked
 from components.outside_json import JsonObject
-from flows.execution.machine_folders import place_for_sockets
-from flows.execution.messages import OnJson, StepOrder
-from flows.execution.step_worker import GRACE_SECONDS, guard
+from components.source_code import allow_code
+from flows.execution.messages import ArtifactHandle, ClusterOrder, Event, OnJson, StepOrder
+from flows.planning.step_signature import resolve
+from flows.planning.this_machine import place_for_sockets
+from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
+from storage.redaction import holds_password, is_secret_name, without_secrets
 
 PRELOAD = ("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature")
 ENVIRONMENT = {
@@ -35,6 +62,7 @@ ENVIRONMENT = {
     # long as 1. A short spin keeps what a second thread gains on a quiet machine (1.7 times) and gives up early else.
     "GOMP_SPINCOUNT": "3000",
 }
+GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
 SOCKET_NAME_BYTES = 33  # of "/pymp-xxxxxxxx/listener-xxxxxxxx", which multiprocessing adds
 _start_lock = threading.Lock()
 
@@ -166,3 +194,212 @@ def _keep_sockets_short() -> None:
     if config.get("tempdir") is None and place != tempfile.gettempdir():
         config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir=place)
         util.Finalize(None, shutil.rmtree, args=(config["tempdir"], True), exitpriority=-100)
+
+
+def guard(connection: Connection, order_text: str) -> None:
+    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
+    os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    stop_requests: list[float] = []
+    signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(time.monotonic()))
+    guard_pid = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        _run_worker(connection, json.loads(order_text), guard_pid)
+    connection.close()
+    status = _watch(worker, stop_requests)
+    _kill_tree()
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _watch(worker: int, stop_requests: list[float]) -> int | None:
+    """Wait until the worker has ended (its wait status), or until everything must end (None)."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "the guard is started by the engine"
+    leash = int(parent.sentinel)
+    poll = select.poll()
+    poll.register(leash, select.POLLIN | select.POLLHUP)
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd here: the time-out below finds the end
+        poll.register(os.pidfd_open(worker), select.POLLIN)
+    signalled = False
+    while True:
+        pid, status = os.waitpid(worker, os.WNOHANG)
+        if pid:
+            return status
+        if stop_requests:
+            if not signalled:
+                signalled = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker, signal.SIGTERM)
+            elif time.monotonic() - stop_requests[0] > GRACE_SECONDS:
+                return None
+        if any(descriptor == leash for descriptor, _ in poll.poll(100 if stop_requests else 500)):
+            return None  # the engine is gone
+
+
+def _kill_tree() -> None:
+    """Kill every process below this one; as the sub-reaper it also finds those that hid in a new session."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline:
+        below = psutil.Process().children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoReturn:
+    """The worker: set the process up, run the step, report, leave. Never returns."""
+    code, send = 70, _sender(connection)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        if not end_with(guard_pid, signal.SIGKILL):
+            os._exit(code)
+        _redirect_output(Path(order["log"]))
+        _set_threads(int(order["num_threads"]))
+        forget_secrets(order["address"], order["settings"])
+        allow_code(order["remote_code"])
+        with _only_worker_of(Path(order["lock"])):
+            code = _run_step(order, send)
+    except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
+        text = without_secrets(traceback.format_exc())
+        with contextlib.suppress(OSError):  # the run may be gone, as on a full disk the log may
+            send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
+    finally:
+        with contextlib.suppress(Exception):
+            # Clean up after libraries (tqdm's lock), else Python reports a leaked semaphore when the run ends. Failures
+            # there are printed, so this comes before the log is flushed.
+            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_step(order: StepOrder, send: OnJson) -> int:
+    """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
+    try:
+        step = resolve(order["address"], tuple(order["packages"]))
+        arguments: JsonObject = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
+        arguments.update(step.arguments(order["settings"]))
+        context = Context(
+            key=order["key"],
+            out=Path(order["out"]),
+            scratch=Path(order["scratch"]),
+            device=order["device"],
+            seed=int(order["seed"]),
+            num_threads=int(order["num_threads"]),
+            send=send,
+        )
+        if order["cluster"] is not None:
+            context.mapper = partial(_map_on_cluster, order["cluster"], context.scratch)
+        if step.wants_ctx:
+            arguments["ctx"] = context
+        if step.measures:
+            arguments["machine"] = Machine(**order["machine"])
+        artifact = step.function(**arguments)
+        assert isinstance(artifact, step.kind), (
+            f"{step.address} returned {type(artifact).__name__}, not {step.kind.__name__}"
+        )
+        assert artifact.path == context.out, f"{step.address} must return {step.kind.__name__}.of_step(ctx, ...)"
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        send({"end": "made", "kind": step.kind.__name__, "info": dict(artifact.info), "peak_rss_mib": round(peak, 1)})
+        return 0
+    except NothingNew as nothing:
+        send({"end": "nothing_new", "message": str(nothing)})
+        return 0
+    except UserError as error:
+        send({"end": "user_error", "message": str(error)})
+        return 2
+    except Exception as error:
+        text = without_secrets(traceback.format_exc())
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
+        send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+        return 1
+
+
+def _map_on_cluster(
+    order: ClusterOrder, scratch: Path, function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]
+) -> Iterator[Any]:
+    """What stands behind `ctx.map` of a step on a cluster."""
+    if not shards:
+        return
+    os.environ.update(order["environment"])
+    # Prefect takes its address and password from the environment at the moment it is imported.
+    from flows.execution.clusters import cluster_mapper
+
+    yield from cluster_mapper(order, scratch)(function, shards)
+
+
+def _sender(connection: Connection) -> OnJson:
+    """A function that sends one JSON message; safe to call from threads of the step."""
+    lock = threading.Lock()
+
+    def send(message: Event) -> None:
+        data = json.dumps(dict(message)).encode()
+        with lock:
+            connection.send_bytes(data)
+
+    return send
+
+
+def _read_artifacts(handles: ArtifactHandle | list[ArtifactHandle]) -> Artifact | list[Artifact]:
+    if isinstance(handles, list):
+        return [_read_artifact(item) for item in handles]
+    return _read_artifact(handles)
+
+
+def _read_artifact(item: ArtifactHandle) -> Artifact:
+    return KINDS[item["kind"]](key=item["key"], path=Path(item["path"]), info=item["info"])
+
+
+@contextlib.contextmanager
+def _only_worker_of(lock: Path) -> Iterator[None]:
+    """Wait for a worker of the same key that is still dying after its engine was killed."""
+    with locked(lock):
+        yield
+
+
+def _redirect_output(log: Path) -> None:
+    """Send what libraries print to the step's log, not into the progress display."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+def _set_threads(count: int) -> None:
+    """Pin the number of threads, for libraries still to be loaded and for torch when the fork server has loaded it."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = str(count)
+    loaded = sys.modules.get("torch")
+    if loaded is not None:
+        loaded.set_num_threads(count)
+
+
+OF_OUR_SERVERS: Final = ("PREFECT_", "MLFLOW_", "DRAFTSMITH_")
+"""How the variables begin that hold the passwords and addresses of what `draftsmith up` serves."""
+ROOMS_WITHOUT_KEYS: Final = ("drafts", "decoding", "bench", "speedup", "report")
+"""No step in these rooms fetches or sends anything."""
+
+
+def forget_secrets(address: str, settings: JsonObject) -> None:
+    """Take from this process's environment the secrets that the step at this address has no use for."""
+    named = {str(value) for name, value in settings.items() if name.endswith("_variable") and value}
+    for name in secret_names(os.environ) - named:
+        if name.startswith(OF_OUR_SERVERS) or address.partition(".")[0] in ROOMS_WITHOUT_KEYS:
+            del os.environ[name]
+
+
+def secret_names(environment: Mapping[str, str]) -> set[str]:
+    """The variables that hold a secret: by their names, or because a password stands in the address they hold."""
+    return {name for name, value in environment.items() if is_secret_name(name) or holds_password(value)}

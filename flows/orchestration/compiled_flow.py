@@ -17,8 +17,8 @@ from prefect import Flow
 from pydantic import Field, WithJsonSchema
 
 from components.outside_json import JsonObject
-from flows.spec.interpolation import Values
 from flows.spec.params import ParamSpec
+from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
 
 _TYPES: JsonObject = {"int": int, "float": float, "bool": bool, "str": str}

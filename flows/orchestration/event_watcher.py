@@ -27,7 +27,7 @@ from typing import TypedDict
 from components.contract import UserError
 from components.files import write_whole
 from components.outside_json import JsonObject
-from flows.orchestration.environment import prepare
+from flows.orchestration.prefect_server import prepare
 from flows.spec.schema import load_spec, pipelines_file
 from storage import journal
 from storage.artifacts.store import default_home

@@ -4,7 +4,7 @@ The engine decides everything (what is reused, which child process, retries); Pr
 Its result cache is off: the store is the only cache. A wrong input ends as the state Failed with the one line that says
 why, never as a traceback. Only a whole run ends as "Completed", so that pipelines that start after this one are not
 started by a dry run, a part of a run or a night without news. This module imports
-Prefect, so flows/orchestration/environment.py must have prepared its settings before.
+Prefect, so flows/orchestration/prefect_server.py must have prepared its settings before.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from flows.execution.local_run import RunOutcome, execute
 from flows.execution.messages import Event, RunConnection, StepFailed
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
-from flows.orchestration.temporary_server import TemporaryServer
+from flows.orchestration.prefect_server import TemporaryServer
 from flows.orchestration.ui_artifacts import Screen
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
-from flows.spec.interpolation import Values
+from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
 from storage.artifacts.store import Store
 
@@ -46,7 +46,7 @@ def run_with_prefect(
 ) -> RunOutcome:
     """Run a plan as a Prefect flow in this process and keep everything it makes.
 
-    server: the temporary server of environment.py, which may still be coming up; None: one that stays, so that
+    server: the temporary server of prefect_server.py, which may still be coming up; None: one that stays, so that
     somebody may answer in its UI.
 
     Raises:

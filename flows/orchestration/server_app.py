@@ -16,5 +16,5 @@ def create_app() -> ASGIApp:
 
 
 def create_temporary_app() -> ASGIApp:
-    """Prefect's API alone, for the time of one run (flows/orchestration/temporary_server.py)."""
+    """Prefect's API alone, for the time of one run (flows/orchestration/prefect_server.py)."""
     return KnownPlacesOnly(prefect_app(), frozenset(LOOPBACK))

@@ -16,7 +16,7 @@ from components.files import digest_of_json
 from flows.planning.code_index import reached_symbols
 from flows.planning.wiring import PACKAGES, WiredStep
 from flows.spec.diagnostics import show
-from flows.spec.interpolation import Values
+from flows.spec.references import Values
 
 
 class KeyParts(TypedDict):

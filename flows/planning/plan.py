@@ -20,13 +20,13 @@ from components.machine import describe_machine
 from components.outside_json import JsonObject
 from components.text import did_you_mean, in_mermaid, shorten
 from flows.planning import fingerprint
-from flows.planning.device import resolve_device
 from flows.planning.external_inputs import Sources, kind_of_source, registry_names
+from flows.planning.this_machine import resolve_device
 from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
 from flows.spec.diagnostics import Problems
-from flows.spec.interpolation import Values
 from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
+from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec, Spec, load_spec, pipeline_of
 from storage.artifacts.store import Store
 

@@ -26,7 +26,7 @@ from components.contract import Artifact, UserError
 from components.outside_json import JsonObject
 from components.text import did_you_mean, shorten
 from flows.spec.diagnostics import show
-from flows.spec.interpolation import Values
+from flows.spec.references import Values
 
 PACKAGES: tuple[str, ...] = ("components",)
 INJECTED = ("ctx", "machine")

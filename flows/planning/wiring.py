@@ -19,10 +19,18 @@ from components.pipeline_checks import CHECKS
 from components.text import did_you_mean, shorten
 from flows.planning.step_signature import PACKAGES, Slot, StepFunction, resolve
 from flows.spec.diagnostics import Problems
-from flows.spec.interpolation import Values, fill, params_at, params_in
 from flows.spec.params import tidy
 from flows.spec.placement import HERE, RunsOn, misplaced, parse_step_placement
-from flows.spec.references import is_outside, reference_error, source_misfit, source_name
+from flows.spec.references import (
+    Values,
+    fill,
+    is_outside,
+    params_at,
+    params_in,
+    reference_error,
+    source_misfit,
+    source_name,
+)
 from flows.spec.schema import PipelineSpec, Spec, StepSpec, pipeline_of
 
 Outside = Callable[[str], str]  # the name of an outside input (flows/spec/references.py) -> its kind

@@ -13,7 +13,7 @@ from components.contract import UserError
 from components.outside_json import JsonObject
 from components.text import did_you_mean
 from flows.spec.diagnostics import show
-from flows.spec.interpolation import Values
+from flows.spec.references import Values
 from flows.spec.yaml_source import CONTROL, LARGEST
 
 ParamType = Literal["int", "float", "bool", "str", "enum", "list"]

@@ -24,10 +24,9 @@ from components.contract import UserError
 from components.outside_json import JsonObject
 from components.text import did_you_mean
 from flows.spec.diagnostics import Problems, show
-from flows.spec.interpolation import NAME, Values, inserts_in
 from flows.spec.params import ParamSpec, declaration_error, value_error
 from flows.spec.placement import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
-from flows.spec.references import is_outside, reference_error
+from flows.spec.references import NAME, Values, inserts_in, is_outside, reference_error
 from flows.spec.yaml_source import Lines, Place, read_yaml
 
 LONGEST_NAME = 60

@@ -173,7 +173,7 @@ def port_of_its_server(work: subprocess.Popen[str], within_s: float = 300) -> in
                 found = [one.laddr.port for one in child.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
-            if found and re.search("temporary_server", " ".join(child.cmdline())):
+            if found and re.search("orchestration/prefect_server", " ".join(child.cmdline())):
                 return int(found[0])
         time.sleep(0.1)
     raise AssertionError("no server of its own came up")

@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 from pipeline_builder import pipeline, step, written  # noqa: E402
 
 from components.contract import UserError  # noqa: E402
-from flows.orchestration.environment import prepare  # noqa: E402
+from flows.orchestration.prefect_server import prepare  # noqa: E402
 
 TOYS = pipeline(
     "toys",

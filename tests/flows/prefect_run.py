@@ -8,7 +8,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from components.contract import UserError  # noqa: E402
 from flows.execution.messages import StepFailed  # noqa: E402
-from flows.orchestration.environment import prefect_server  # noqa: E402
+from flows.orchestration.prefect_server import prefect_server  # noqa: E402
 from flows.planning.plan import RunOptions, plan_run  # noqa: E402
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.orchestration.temporary_server import answers
+from flows.orchestration.prefect_server import answers
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

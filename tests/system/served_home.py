@@ -38,7 +38,7 @@ REAL = pipeline(
 DEPLOY = """\
 import sys
 from pathlib import Path
-from flows.orchestration.environment import prepare
+from flows.orchestration.prefect_server import prepare
 file, home = Path(sys.argv[1]), Path(sys.argv[2])
 assert prepare(home)
 from flows.orchestration.deployments import apply_changes, plan_changes

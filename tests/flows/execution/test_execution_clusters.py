@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tiny_targets import make_tiny_target
 from toy_garden import COMMAND_LINE, ROOT, gone
 from usual_pipeline import usual
 
-from flows.orchestration.temporary_server import TemporaryServer, temporary_server
+from flows.orchestration.prefect_server import TemporaryServer
 from flows.services.client import QUIET
 from storage.artifacts.store import Store
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
             patch.setenv(name, value)
-        with temporary_server(place) as started:
+        with closing(TemporaryServer(place)) as started:
             started.wait()
             yield started
 

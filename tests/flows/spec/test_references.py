@@ -1,11 +1,34 @@
-"""How an input from outside is written: each scheme has its form, and a wrong one costs one line."""
+"""Inserts and references of pipelines.yaml: what they may say, and what a wrong one is told."""
 
 from __future__ import annotations
 
 import pytest
 
 from components.contract import Draft, Page
-from flows.spec.references import is_outside, reference_error, source_misfit, source_name
+from flows.spec.references import (
+    fill,
+    inserts_in,
+    is_outside,
+    params_at,
+    params_in,
+    reference_error,
+    source_misfit,
+    source_name,
+)
+
+SCOPES = {"params": {"steps": 6, "sunny": True}, "matrix": {"method": "fern"}}
+NESTED = {"a": ["${params.steps}", {"b": "take ${params.steps} of ${matrix.method}"}], "c": 3}
+
+
+def test_one_alone_keeps_its_type_and_text_around_it_makes_text() -> None:
+    assert fill(NESTED, SCOPES) == {"a": [6, {"b": "take 6 of fern"}], "c": 3}
+    assert fill("it is ${ params.sunny }", SCOPES) == "it is true"
+
+
+def test_every_insert_is_found_at_its_place() -> None:
+    assert [place for place, _ in inserts_in(NESTED)] == [("a", 0), ("a", 1, "b"), ("a", 1, "b")]
+    assert params_in(NESTED) == ["steps", "steps"]
+    assert params_at(NESTED, ("a", 1, "b")) == ["steps"] and params_at(NESTED, ("c",)) == []
 
 
 def test_a_colon_makes_an_input_from_outside() -> None:

@@ -1,19 +1,55 @@
-"""The server of one run answers its run alone: whoever else may reach the port learns nothing and changes nothing."""
+"""Prefect's server: whose is taken, and a temporary one that ends with its run."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from flows.orchestration.temporary_server import TemporaryServer, answers, temporary_server
+from flows.orchestration import prefect_server
+from flows.orchestration.prefect_server import TemporaryServer, answers
 from flows.services.client import QUIET
+
+
+@pytest.fixture(autouse=True)
+def no_prefect_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    for name in (*QUIET, "PREFECT_HOME", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"):
+        monkeypatch.setenv(name, "")  # so that what is set meanwhile is taken back
+        monkeypatch.delenv(name)
+
+
+def test_without_a_server_prefect_is_quiet_and_lives_in_our_home(tmp_path: Path) -> None:
+    assert prefect_server.prepare(tmp_path) == ""
+    assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and (tmp_path / "prefect").is_dir()
+    assert all(os.environ[name] == value for name, value in QUIET.items())
+
+
+def test_a_server_that_is_named_and_answers_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    monkeypatch.setattr(prefect_server, "answers", lambda url: True)
+    assert prefect_server.prepare(tmp_path) == "http://127.0.0.1:4200/api"
+    with prefect_server.prefect_server(tmp_path) as server:
+        assert server is None, "a server that is there is not started again"
+
+
+def test_a_server_that_is_named_and_silent_is_told_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:secret@127.0.0.1:9/api")
+    assert prefect_server.prepare(tmp_path) == ""
+    told = capsys.readouterr().err
+    assert "taking a temporary one" in told and "secret" not in told
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
             patch.setenv(name, value)
-        with temporary_server(place) as started:
+        with closing(TemporaryServer(place)) as started:
             started.wait()
             yield started
 
@@ -83,7 +119,7 @@ class _Health(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(("busy", "found"), [(0, True), (2, True), (9, False)])
 def test_a_server_that_is_busy_for_a_moment_is_there(busy, found, monkeypatch):
-    monkeypatch.setattr("flows.orchestration.temporary_server.ANSWERS_WITHIN_S", 1.0)
+    monkeypatch.setattr("flows.orchestration.prefect_server.ANSWERS_WITHIN_S", 1.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Health) as server:
         server.busy, server.asked, server.over = busy, 0, threading.Event()
         threading.Thread(target=server.serve_forever, daemon=True).start()

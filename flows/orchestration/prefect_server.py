@@ -1,9 +1,12 @@
-"""Prefect's temporary server, started by us so that it dies with us and its database stays under the home.
+"""Where Prefect's server is: the one that somebody runs, that of `draftsmith up`, or one for the time of a run.
 
-Prefect can start one by itself, but that one outlives a killed run: an orphan of 250 MB for each kill. This is the same
-server (its app under uvicorn, without UI and scheduler) as a child that Linux ends when its parent dies. It answers on
-loopback only, on a port that was free, to clients with a password made for it alone: it writes to the database
-from which `draftsmith up` runs deployments.
+Prefect reads its settings once, when it is imported. So this module imports none of it, and whatever does is imported
+when `prepare` or `prefect_server` has run.
+
+Prefect can start a temporary server by itself, but that one outlives a killed run: an orphan of 250 MB for each kill.
+Ours is the same (its app under uvicorn, without UI and scheduler) as a child that Linux ends when its parent dies, with
+its database under the home. It answers on loopback only, on a port that was free, to clients with a password made for
+it alone: it writes to the database from which `draftsmith up` runs deployments.
 """
 
 from __future__ import annotations
@@ -19,15 +22,65 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from components.files import open_lock, wait_for_lock
 from flows.services.child import end_with
+from flows.services.client import QUIET, client_environment, running
+from storage.redaction import without_secrets
 
 START_TIMEOUT_S = 240.0  # 12-27 s on a busy machine, most of it imports and, the first time, migrations
 STOP_TIMEOUT_S = 20.0
 ANSWERS_WITHIN_S = 5.0
+
+
+def prepare(home: Path) -> str:
+    """Set Prefect's environment and return the address of its server, "" where none answers.
+
+    The server at $PREFECT_API_URL comes first, then the one of `draftsmith up`.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the terminal has our own progress
+    place = Path(os.environ.setdefault("PREFECT_HOME", str(home / "prefect")))
+    place.mkdir(parents=True, exist_ok=True)
+    address = os.environ.get("PREFECT_API_URL", "")
+    if address and answers(address):
+        return address
+    services = running(home)
+    reachable = services is not None and answers(services.prefect_api_url)
+    if address:
+        instead = "the one of `draftsmith up`" if reachable else "a temporary one"
+        sys.stderr.write(f"no Prefect server answers at {without_secrets(address)}: taking {instead}\n")
+    if services is None or not reachable:
+        return ""
+    assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
+    os.environ.update(client_environment(services))
+    return services.prefect_api_url
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[TemporaryServer | None]:
+    """Prefect's environment with a server: None is one that goes on after the block and whose UI people look at.
+
+    Where none answers, a temporary one runs for the time of the block. It comes up while its caller goes on, who
+    calls its `wait` before the first request.
+    """
+    if prepare(home):
+        yield None
+        return
+    assert "prefect" not in sys.modules, "Prefect reads its settings once, when it is imported"
+    with closing(TemporaryServer(Path(os.environ["PREFECT_HOME"]))) as server:
+        before = {name: os.environ.get(name) for name in server.client_environment}
+        os.environ.update(server.client_environment)
+        try:
+            yield server
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
 
 
 class TemporaryServer:
@@ -67,7 +120,7 @@ class TemporaryServer:
             time.sleep(0.1)
         self._lock.close()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the server; it saves what it has received first."""
         self.process.terminate()
         try:
@@ -76,16 +129,6 @@ class TemporaryServer:
             self.process.kill()
             self.process.wait()
         self._lock.close()
-
-
-@contextmanager
-def temporary_server(place: Path) -> Iterator[TemporaryServer]:
-    """A server for the time of a run."""
-    server = TemporaryServer(place)
-    try:
-        yield server
-    finally:
-        server.stop()
 
 
 def answers(url: str) -> bool:
