@@ -28,6 +28,7 @@ from components.contract import UserError
 from flows.commands.terminal import Invocation, echo, echo_error
 from flows.execution.messages import StepFailed
 from flows.planning.step_signature import named_packages
+from flows.spec.diagnostics import with_pages
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.store import default_home
 from storage.redaction import without_secrets
@@ -83,10 +84,10 @@ class _Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """A command as typer builds it; its file is imported now."""
-    file, page = COMMANDS[name]
+    file, Invocation.page = COMMANDS[name]
     function = getattr(importlib.import_module(f"flows.commands.{file}"), name.replace("-", "_"))
     only = typer.Typer(add_completion=False, rich_markup_mode=None)
-    only.command(name, epilog=f"More: docs/{page}.md")(function)
+    only.command(name, epilog=f"More: docs/{Invocation.page}.md")(function)
     return typer.main.get_command(only)
 
 
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     except Exit as error:
         return error.exit_code
     except UserError as error:
-        echo_error(str(error))
+        echo_error(with_pages(error, Invocation.page))
         return 2
     except TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -35,10 +35,14 @@ DEFAULT_FILE = Path("pipelines.yaml")
 
 
 class Invocation:
-    """What main() was called with. packages: where step addresses are looked up. debug: show tracebacks."""
+    """What main() was called with. packages: where step addresses are looked up. debug: show tracebacks.
+
+    page: of docs/, on the command.
+    """
 
     packages: tuple[str, ...] = PACKAGES
     debug: bool = False
+    page: str = "index"
 
 
 def echo(text: str) -> None:

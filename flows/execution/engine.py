@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contract import Artifact, NothingNew, UserError
+from components.contract import Artifact, NothingNew
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
@@ -29,6 +29,7 @@ from flows.execution.messages import (
 from flows.execution.step_process import PRELOAD, ChildEnd, run_child
 from flows.planning.plan import Plan, PlannedStep, StepHistory
 from flows.planning.this_machine import cpu_features, library_versions, open_machine_lock
+from flows.spec.diagnostics import InputError, page_of_step
 from flows.spec.placement import HERE
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.sessions import read_record, session_of
@@ -140,7 +141,8 @@ class Engine:
                 raise NothingNew(end.message)
             if end.how == "user_error":
                 self.on_event(step, {"event": "failed", "message": end.message})
-                raise UserError("\n".join(f"step '{step.name}': {line}" for line in end.message.splitlines() or [""]))
+                lines = [f"step '{step.name}': {line}" for line in end.message.splitlines() or [""]]
+                raise InputError(lines, [page_of_step(step.uses)] * len(lines))
             self.on_event(step, {"event": "retry" if attempt < attempts else "failed", "message": end.message})
         raise StepFailed(step.name, end.message, log)
 

@@ -23,7 +23,7 @@ from flows.planning import fingerprint
 from flows.planning.external_inputs import Sources, kind_of_source, registry_names
 from flows.planning.this_machine import resolve_device
 from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
-from flows.spec.diagnostics import Problems
+from flows.spec.diagnostics import Problems, page_of_step
 from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
 from flows.spec.references import Values
@@ -270,7 +270,8 @@ def _parts_of_all(
             parts[step.name] = past_parts.get(step.name) or parts_of(step, keys, words[step.name])
             keys[step.name] = fingerprint.key_of(parts[step.name])
         except UserError as error:
-            problems.add(step.line, f"step '{step.name}': {shorten(error)}")
+            page = page_of_step(step.function.address)
+            problems.add(step.line, f"step '{step.name}': {shorten(error)}", page=page)
             keys[step.name] = ""
     problems.stop()
     return parts

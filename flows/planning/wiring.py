@@ -18,7 +18,7 @@ from components.outside_json import JsonObject
 from components.pipeline_checks import CHECKS
 from components.text import did_you_mean, shorten
 from flows.planning.step_signature import PACKAGES, Slot, StepFunction, resolve
-from flows.spec.diagnostics import Problems
+from flows.spec.diagnostics import PAGE, PAGE_OF_CHECK, PAGE_OF_PLACEMENT, Problems, page_of_step
 from flows.spec.params import tidy
 from flows.spec.placement import HERE, RunsOn, misplaced, parse_step_placement
 from flows.spec.references import (
@@ -147,13 +147,14 @@ class _Wirer:
         steps = tuple(step for base in order for step in self.steps_by_base.get(base, []))
         for check in CHECKS:
             for fault in check(steps):
-                self._note(fault.base, fault.message, *fault.place)
+                self._note(fault.base, fault.message, *fault.place, page=PAGE_OF_CHECK[check.__name__])
         return Wiring(steps, tuple(self.skipped.items()))
 
-    def _note(self, base: str, message: str, *place: str | int, cause: str = "") -> None:
+    def _note(self, base: str, message: str, *place: str | int, cause: str = "", page: str = PAGE) -> None:
         """cause: the parameter that brings the fault, which is told once however many steps take that parameter."""
         line = self.lines.at(*self.place, base, *place)
-        self.problems.add(line, f"step '{base}': {message}", cause=(*self.place, cause) if cause else None)
+        told_once = (*self.place, cause) if cause else None
+        self.problems.add(line, f"step '{base}': {message}", cause=told_once, page=page)
 
     def _wire_step(self, base: str, step: StepSpec) -> None:
         try:
@@ -163,7 +164,7 @@ class _Wirer:
             return
         self.kinds[base] = function.kind.__name__
         if reason := misplaced(parse_step_placement(step.runs_on), function.function, function.measures):
-            self._note(base, reason, "runs_on")
+            self._note(base, reason, "runs_on", page=PAGE_OF_PLACEMENT)
         inputs = self._matched_inputs(base, step, function)
         if not self.everything and step.condition is not None and not self._condition_holds(step.condition):
             self.skipped[base] = f"if: {step.condition}"
@@ -295,7 +296,7 @@ class _Wirer:
                         inserted = [] if what.startswith("unknown") else params_at(step.settings, place)
                         param = next(iter(inserted), "")
                         message = f"{what} (from the parameter '{param}')" if param else what
-                        self._note(base, message, "with", *place, cause=param)
+                        self._note(base, message, "with", *place, cause=param, page=page_of_step(step.uses))
                 wired: dict[str, str | list[str]] = {
                     **joined_inputs,
                     **{key: list(names) for key, names in many.items() if names},

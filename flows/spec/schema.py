@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from components.contract import UserError
 from components.outside_json import JsonObject
 from components.text import did_you_mean
-from flows.spec.diagnostics import Problems, show
+from flows.spec.diagnostics import PAGE_OF_PLACEMENT, Problems, show
 from flows.spec.params import ParamSpec, declaration_error, value_error
 from flows.spec.placement import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
 from flows.spec.references import NAME, Values, inserts_in, is_outside, reference_error
@@ -198,7 +198,7 @@ def _check_place(
     try:
         read(value)
     except WrongPlace as error:
-        problems.add(lines.at(*place, *error.place), f"{what}{error}")
+        problems.add(lines.at(*place, *error.place), f"{what}{error}", page=PAGE_OF_PLACEMENT)
 
 
 def _check_starts(name: str, pipelines: dict[str, PipelineSpec], lines: Lines, problems: Problems) -> None:

@@ -22,9 +22,15 @@ from storage.artifacts.store import Store
             ["plan", "garden", "--forse", "x"],
             "draftsmith: No such option: --forse (Possible options: --force, --from, --seed)",
         ),
-        (["show", "feed"], "no artifact in {home}/store has a key that starts with 'feed'"),
-        (["generate", "def"], "generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one"),
-        (["plan", "gardne", "-f", "{file}"], "pipelines.yaml: no pipeline 'gardne' (did you mean 'garden'?)"),
+        (["show", "feed"], "no artifact in {home}/store has a key that starts with 'feed' (docs: operate)"),
+        (
+            ["generate", "def"],
+            "generate: no drafter has been chosen yet; `draftsmith run quickstart` makes one (docs: operate)",
+        ),
+        (
+            ["plan", "gardne", "-f", "{file}"],
+            "pipelines.yaml: no pipeline 'gardne' (did you mean 'garden'?) (docs: first-pipeline)",
+        ),
     ],
 )
 def test_a_mistyped_command_is_told_in_one_line(

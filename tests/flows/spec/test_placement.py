@@ -70,7 +70,7 @@ def test_a_cluster_is_for_wide_steps_only(
     text: str, line: int, answer: str, pipelines: Callable[[str], Path], draftsmith: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, _, err = draftsmith("check", "-f", pipelines(f"{text}        runs_on: {{cluster: dask}}\n"))
-    assert (code, err.splitlines()) == (2, [f"pipelines.yaml:{line}: step 'only': {answer}"])
+    assert (code, err.splitlines()) == (2, [f"pipelines.yaml:{line}: step 'only': {answer} (docs: scale)"])
 
 
 def test_a_pipeline_names_a_pool(
@@ -78,7 +78,8 @@ def test_a_pipeline_names_a_pool(
 ) -> None:
     code, _, err = draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on={"cluster": "dask"}).text))
     assert code == 2
-    assert err.strip() == "pipelines.yaml:3: 'runs_on' of a pipeline names a work pool; a cluster goes to a wide step"
+    told = "pipelines.yaml:3: 'runs_on' of a pipeline names a work pool; a cluster goes to a wide step"
+    assert err.strip() == f"{told} (docs: scale)"
     assert draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on="gpu-box").text))[0] == 0
 
 

@@ -215,7 +215,9 @@ def test_bad_input_is_told_in_one_line_each(
 ) -> None:
     text, expected = CASES[name]
     code, out, err = draftsmith("check", "-f", pipelines(text))
-    assert err.splitlines() == [f"pipelines.yaml:{line}" for line in expected]
+    told = err.splitlines()
+    assert [line.partition(" (docs: ")[0] for line in told] == [f"pipelines.yaml:{line}" for line in expected]
+    assert told[-1].endswith(("(docs: first-pipeline)", "(docs: scale)"))
     assert (code, out) == (2, "")
     assert not home.exists()
 
@@ -226,7 +228,8 @@ def test_plan_and_run_refuse_what_check_refuses(
 ) -> None:
     code, out, err = draftsmith(command, "garden", "-f", pipelines(GARDEN.with_function("judged", "toys.jdge").text))
     assert (code, out) == (2, "")
-    assert err == "pipelines.yaml:15: step 'judged': unknown step function 'toys.jdge' (did you mean 'judge'?)\n"
+    told = "pipelines.yaml:15: step 'judged': unknown step function 'toys.jdge' (did you mean 'judge'?)"
+    assert err == f"{told} (docs: first-pipeline)\n"
     assert not home.exists()
 
 

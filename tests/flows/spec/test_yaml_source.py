@@ -23,7 +23,7 @@ def test_half_a_letter_is_told_with_its_line_and_column(
     file = tmp_path / "pipelines.yaml"
     file.write_bytes("pipelines: # \u00fc\n  p: \u00fc".encode() + b"\xc3\n")
     code, _, err = draftsmith("check", "-f", file)
-    assert (code, err) == (2, "pipelines.yaml:2: the byte 0xC3 at column 7 is not UTF-8 text\n")
+    assert (code, err) == (2, "pipelines.yaml:2: the byte 0xC3 at column 7 is not UTF-8 text (docs: first-pipeline)\n")
 
 
 def test_words_that_yaml_bends_stay_words(pipelines: Callable[[str], Path]) -> None:

@@ -71,7 +71,7 @@ def test_the_command_ends_with_0_or_with_2_and_one_line(
     (eagle3 / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert main(["validate", str(eagle3)]) == 2
     assert capsys.readouterr().err.strip() == (
-        "draft/pytorch_model.bin: pickled weights, which run code when opened; convert to safetensors"
+        "draft/pytorch_model.bin: pickled weights, which run code when opened; convert to safetensors (docs: engines)"
     )
     assert main(["validate", str(eagle3 / "nowhere")]) == 2
     assert main(["validate", str(eagle3), "--target", "nobody/knows"]) == 2
