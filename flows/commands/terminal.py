@@ -88,7 +88,7 @@ class Format(StrEnum):
 def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows in the given format."""
     if format_ is Format.csv:
-        print_csv(columns, rows)
+        csv.writer(sys.stdout).writerows([columns, *rows])
     elif format_ is Format.json:
         print_json(columns, rows)
     else:
@@ -113,13 +113,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return value
-
-
-def print_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print CSV with every digit, for programs."""
-    writer = csv.writer(sys.stdout)
-    writer.writerow(columns)
-    writer.writerows(rows)
 
 
 def print_answer(out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

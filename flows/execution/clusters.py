@@ -1,6 +1,6 @@
 """PREFECT: the shards of a wide step on a Dask or Ray cluster, each of them a Prefect task of the run it belongs to.
 
-`cluster_mapper` stands behind `ctx.map` in a step's child process, which the engine has told what run it serves. It
+`map_on_cluster` stands behind `ctx.map` in a step's child process, which the engine has told what run it serves. It
 starts a local cluster for as long as the step (its processes end with the step's tree) or joins one that is there, and
 hands in the shards through Prefect's own task runners. A worker needs the same packages and sees the same
 paths. What carries a call is the cluster's own transport; what lasts are the files that shards write.
@@ -30,7 +30,7 @@ from prefect.results import ResultStore
 from prefect.states import Failed
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from components.contract import Mapper, ReportProgress, UserError
+from components.contract import ReportProgress, UserError
 from components.source_code import allow_code
 from components.text import shorten
 from flows.execution.messages import ClusterOrder
@@ -54,38 +54,33 @@ class ClusterFailed(RuntimeError):
     """A cluster did not come up, or lost a shard more often than it tries again. The files of other shards stay."""
 
 
-def cluster_mapper(order: ClusterOrder, scratch: Path) -> Mapper:
-    """The mapper behind `ctx.map` in the child process of a wide step."""
-
-    def mapper(function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]) -> Iterator[Any]:
-        cluster = str(order["cluster"])
-        with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner):
-            carried = [
-                task(
-                    run_shard,
-                    name=f"{order['step']} on {cluster}",
-                    task_run_name=f"{order['step']} {number} of {len(shards)}",
-                    cache_policy=NO_CACHE,
-                    persist_result=False,
-                    on_completion=[deliver],
-                    on_failure=[deliver],
-                )
-                for number in range(1, len(shards) + 1)
-            ]
-            futures = [
-                runner.submit(one, {"function": function, "shard": shard, "remote_code": order["remote_code"]})
-                for one, shard in zip(carried, shards, strict=True)
-            ]
-            for number, future in enumerate(futures, start=1):
-                try:
-                    yield future.result()
-                except UserError:
-                    raise
-                except Exception as error:  # of Dask, of Ray, or of the step itself
-                    message = f"{type(error).__name__}: {shorten(error, 200)}"
-                    raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {message}") from error
-
-    return mapper
+def map_on_cluster(
+    order: ClusterOrder, scratch: Path, function: Callable[[Any, ReportProgress], Any], shards: Sequence[Any]
+) -> Iterator[Any]:
+    """What `function` makes of each shard, in their order, for `ctx.map` in the child process of a wide step."""
+    cluster = str(order["cluster"])
+    with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner):
+        futures = []
+        for number, shard in enumerate(shards, start=1):
+            as_task = task(
+                run_shard,
+                name=f"{order['step']} on {cluster}",
+                task_run_name=f"{order['step']} {number} of {len(shards)}",
+                cache_policy=NO_CACHE,
+                persist_result=False,
+                on_completion=[deliver],
+                on_failure=[deliver],
+            )
+            arguments = {"function": function, "shard": shard, "remote_code": order["remote_code"]}
+            futures.append(runner.submit(as_task, arguments))
+        for number, future in enumerate(futures, start=1):
+            try:
+                yield future.result()
+            except UserError:
+                raise
+            except Exception as error:  # of Dask, of Ray, or of the step itself
+                message = f"{type(error).__name__}: {shorten(error, 200)}"
+                raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {message}") from error
 
 
 def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote_code: Sequence[str]) -> Any:
@@ -104,7 +99,6 @@ def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote
 def deliver(task: Any, task_run: Any, state: Any) -> None:
     """Send what Prefect has queued in a worker before the shard counts as done: a worker may end without notice."""
     del task, task_run, state
-
     for worker in (EventsWorker, APILogWorker):
         worker.drain_all(timeout=DELIVERY_TIMEOUT_S, at_exit=False)
 

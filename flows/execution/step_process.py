@@ -266,7 +266,7 @@ def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoR
         _set_threads(int(order["num_threads"]))
         forget_secrets(order["address"], order["settings"])
         allow_code(order["remote_code"])
-        with _only_worker_of(Path(order["lock"])):
+        with locked(Path(order["lock"])):  # a worker of the same key may still be dying: its engine was killed
             code = _run_step(order, send)
     except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
         text = without_secrets(traceback.format_exc())
@@ -287,7 +287,10 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
     """Run the step and send its end: {"end": "made" | "nothing_new" | "user_error" | "failed", ...}; the exit code."""
     try:
         step = resolve(order["address"], tuple(order["packages"]))
-        arguments: JsonObject = {slot: _read_artifacts(handles) for slot, handles in order["inputs"].items()}
+        arguments: JsonObject = {
+            slot: list(map(_read_artifact, handles)) if isinstance(handles, list) else _read_artifact(handles)
+            for slot, handles in order["inputs"].items()
+        }
         arguments.update(step.arguments(order["settings"]))
         context = Context(
             key=order["key"],
@@ -333,9 +336,9 @@ def _map_on_cluster(
         return
     os.environ.update(order["environment"])
     # Prefect takes its address and password from the environment at the moment it is imported.
-    from flows.execution.clusters import cluster_mapper
+    from flows.execution.clusters import map_on_cluster
 
-    yield from cluster_mapper(order, scratch)(function, shards)
+    yield from map_on_cluster(order, scratch, function, shards)
 
 
 def _sender(connection: Connection) -> OnJson:
@@ -350,21 +353,8 @@ def _sender(connection: Connection) -> OnJson:
     return send
 
 
-def _read_artifacts(handles: ArtifactHandle | list[ArtifactHandle]) -> Artifact | list[Artifact]:
-    if isinstance(handles, list):
-        return [_read_artifact(item) for item in handles]
-    return _read_artifact(handles)
-
-
 def _read_artifact(item: ArtifactHandle) -> Artifact:
     return KINDS[item["kind"]](key=item["key"], path=Path(item["path"]), info=item["info"])
-
-
-@contextlib.contextmanager
-def _only_worker_of(lock: Path) -> Iterator[None]:
-    """Wait for a worker of the same key that is still dying after its engine was killed."""
-    with locked(lock):
-        yield
 
 
 def _redirect_output(log: Path) -> None:

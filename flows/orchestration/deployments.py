@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,7 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
             changes += _deployment_changes(name, desired, deployments.get(name))
             changes += _schedule_changes(name, pipeline.schedules, deployments.get(name))
         changes += [
-            Change("prune", "pipeline", name, "no longer in the file", _delete_deployment(deployment.id))
+            Change("prune", "pipeline", name, "no longer in the file", methodcaller("delete_deployment", deployment.id))
             for name, deployment in deployments.items()
             if name not in spec.pipelines
         ]
@@ -257,10 +259,6 @@ def _deployed_value(deployed: DeploymentResponse, key: str) -> Any:
     return (deployed.description or "") if key == "description" else getattr(deployed, key)
 
 
-def _delete_deployment(identity: Any) -> Callable[[SyncPrefectClient], object]:
-    return lambda client: client.delete_deployment(identity)
-
-
 def _schedule_changes(
     pipeline: str, declared: list[ScheduleSpec], deployed: DeploymentResponse | None
 ) -> Iterator[Change]:
@@ -270,46 +268,40 @@ def _schedule_changes(
         name, existing = f"{pipeline}/{schedule.slug}", deployed_schedules.pop(schedule.slug, None)
         timing = f"{schedule.cron} {schedule.timezone}"
         if existing is None:
-            yield Change("create", "schedule", name, timing, _create_schedule(pipeline, schedule))
+            yield Change("create", "schedule", name, timing, partial(_create_schedule, pipeline, schedule))
             continue
         if not existing.active:
             yield Change("keep", "schedule", name, "paused by hand, stays paused")
         if _schedule_values(existing) != (schedule.cron, schedule.timezone, schedule.params):
-            yield Change("update", "schedule", name, timing, _update_schedule(existing, schedule))
+            yield Change("update", "schedule", name, timing, partial(_update_schedule, existing, schedule))
     for slug, existing in deployed_schedules.items():
         if slug is None:
             yield Change("keep", "schedule", f"{pipeline}/-", "added by hand in the UI")
         else:
-            yield Change("prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", _delete_schedule(existing))
+            yield Change(
+                "prune", "schedule", f"{pipeline}/{slug}", "no longer in the file", partial(_delete_schedule, existing)
+            )
 
 
 def _schedule_values(schedule: DeploymentSchedule) -> tuple[Any, Any, JsonObject]:
     return getattr(schedule.schedule, "cron", None), getattr(schedule.schedule, "timezone", None), schedule.parameters
 
 
-def _create_schedule(pipeline: str, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
-    def create(client: SyncPrefectClient) -> None:
-        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
-        client.create_deployment_schedules(deployment_id(client, pipeline), [request])
-
-    return create
+def _create_schedule(pipeline: str, schedule: ScheduleSpec, client: SyncPrefectClient) -> None:
+    when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+    request = DeploymentScheduleCreate(schedule=when, active=True, parameters=schedule.params, slug=schedule.slug)
+    client.create_deployment_schedules(deployment_id(client, pipeline), [request])
 
 
-def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec) -> Callable[[SyncPrefectClient], object]:
-    def update(client: SyncPrefectClient) -> None:
-        when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-        assert existing.deployment_id is not None
-        client.update_deployment_schedule(
-            existing.deployment_id, existing.id, schedule=when, parameters=schedule.params
-        )
-
-    return update
-
-
-def _delete_schedule(existing: DeploymentSchedule) -> Callable[[SyncPrefectClient], object]:
+def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec, client: SyncPrefectClient) -> None:
+    when = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     assert existing.deployment_id is not None
-    return lambda client: client.delete_deployment_schedule(existing.deployment_id, existing.id)
+    client.update_deployment_schedule(existing.deployment_id, existing.id, schedule=when, parameters=schedule.params)
+
+
+def _delete_schedule(existing: DeploymentSchedule, client: SyncPrefectClient) -> None:
+    assert existing.deployment_id is not None
+    client.delete_deployment_schedule(existing.deployment_id, existing.id)
 
 
 def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterator[Change]:
@@ -323,17 +315,17 @@ def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterat
             names[label] = names.get(label, 0) + 1
             name = f"{pipeline}: {label}" + (f" ({names[label]})" if names[label] > 1 else "")
             automation = deployed.pop(name, None)
+            put = partial(_put_automation, automation, name, pipeline, trigger, file, mark)
             if automation is None:
-                yield Change("create", "trigger", name, "", _create_automation(name, pipeline, trigger, file, mark))
+                yield Change("create", "trigger", name, "", put)
                 continue
             if not automation.enabled:
                 yield Change("keep", "trigger", name, "switched off by hand, stays off")
             if _differs(client, automation, pipeline, trigger, file):
-                yield Change(
-                    "update", "trigger", name, "", _update_automation(automation, name, pipeline, trigger, file, mark)
-                )
+                yield Change("update", "trigger", name, "", put)
     for name, automation in deployed.items():
-        yield Change("prune", "trigger", name, "no longer in the file", _delete_automation(automation))
+        delete = methodcaller("delete_automation", automation.id)
+        yield Change("prune", "trigger", name, "no longer in the file", delete)
 
 
 def trigger_label(trigger: TriggerSpec) -> str:
@@ -388,27 +380,16 @@ def _comparable_fields(automation: AutomationCore, keys: Any) -> Any:
     return fields
 
 
-def _create_automation(
-    name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
-) -> Callable[[Any], object]:
-    def create(client: SyncPrefectClient) -> None:
-        client.create_automation(_automation(name, deployment_id(client, pipeline), trigger, file, mark, True))
-
-    return create
-
-
-def _update_automation(
-    existing: Automation, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str
-) -> Callable[[Any], object]:
-    def update(client: SyncPrefectClient) -> None:
-        identity = deployment_id(client, pipeline)
-        client.update_automation(existing.id, _automation(name, identity, trigger, file, mark, existing.enabled))
-
-    return update
-
-
-def _delete_automation(automation: Automation) -> Callable[[SyncPrefectClient], object]:
-    return lambda client: client.delete_automation(automation.id)
+def _put_automation(
+    existing: Automation | None, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str, client: Any
+) -> None:
+    """Create or update an automation; one that a person has switched off stays off."""
+    enabled = existing is None or existing.enabled
+    desired = _automation(name, deployment_id(client, pipeline), trigger, file, mark, enabled)
+    if existing is None:
+        client.create_automation(desired)
+    else:
+        client.update_automation(existing.id, desired)
 
 
 def _automations(client: SyncPrefectClient) -> Iterator[Automation]:

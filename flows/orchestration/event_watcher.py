@@ -134,7 +134,7 @@ class Watcher:
 
     def _moves(self) -> Iterator[PendingEvent]:
         first = "moves" not in self.state
-        if _has_registry(self.home):
+        if has_database(self.home):
             notice_moves(self.home)
         rows = journal.promotions(self.home)
         if first:
@@ -211,10 +211,6 @@ def _event(event: str, resource: str, name: str, payload: JsonObject, unique: ob
         "payload": payload,
         "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{event} {resource} {json.dumps(unique)}")),
     }
-
-
-def _has_registry(home: Path) -> bool:
-    return has_database(home)
 
 
 def main() -> None:

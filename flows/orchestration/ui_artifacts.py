@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -75,10 +74,10 @@ class Screen:
         elif kind == "start":
             self.leave_machine()
         elif kind in ("note", "waiting", "retry", "failed"):
-            self._try(lambda: _logger().info("%s: %s", step.name, event["message"]))
+            self._try(lambda: get_run_logger().info("%s: %s", step.name, event["message"]))
         elif kind == "set_aside":
             location = f"{event['source']}:{event['line']}"
-            self._try(lambda: _logger().warning("%s: set aside %s: %s", step.name, location, event["why"]))
+            self._try(lambda: get_run_logger().warning("%s: set aside %s: %s", step.name, location, event["why"]))
         if kind in ("waiting", "failed"):
             self.leave_machine()
 
@@ -102,7 +101,7 @@ class Screen:
     def show_artifact(self, step: PlannedStep, artifact: Artifact) -> None:
         """Tables and charts of what was measured and decided, the place of a page."""
         if step.name in self._progress:
-            self._try(lambda: _update_progress(self._progress[step.name], 100.0))
+            self._try(lambda: update_progress_artifact(self._progress[step.name], 100.0))
         if isinstance(artifact, DepthPolicy):
             self._markdown(f"decision-{step.name}", lambda: decision_card(artifact), "how deep to draft, and why")
         elif isinstance(artifact, Measurements):
@@ -111,7 +110,9 @@ class Screen:
             self._markdown(f"answers-{step.name}", lambda: answers_card(artifact), "what is trained on")
         elif isinstance(artifact, Chats):
             self._markdown(
-                f"rows-{step.name}", lambda: chats_card(artifact, _dropped(artifact)), "rows kept, and why not"
+                f"rows-{step.name}",
+                lambda: chats_card(artifact, dropped_examples(artifact.path)),
+                "rows kept, and why not",
             )
         elif isinstance(artifact, Prompts):
             self._markdown(f"mix-{step.name}", lambda: mix_card(artifact), "asked and got of the mix")
@@ -130,11 +131,12 @@ class Screen:
         if lines:
             self._markdown(f"outcome-{self.plan.pipeline}", "\n".join(lines), "worth knowing")
         if link:
-            self._try(lambda: _link(link, f"mlflow-{self.plan.pipeline}", "the MLflow run"))
+            key, text = _key(f"mlflow-{self.plan.pipeline}"), "the MLflow run"
+            self._try(lambda: create_link_artifact(link, key=key, link_text=text, description=text))
 
     def note(self, text: str) -> None:
         """One line in the run's log."""
-        self._try(lambda: _logger().info("%s", text))
+        self._try(lambda: get_run_logger().info("%s", text))
 
     def _page_location(self, page: Page) -> str:
         """A browser opens no file from a page that a server sent, so the place is given to copy."""
@@ -153,7 +155,7 @@ class Screen:
                 concurrency(name, timeout_seconds=SLOT_TIMEOUT_S, strict=False, raise_on_lease_renewal_failure=False)
             )
         except TimeoutError:  # still leased to a run that was killed; the server takes it back after five minutes
-            _logger().info("the concurrency limit '%s' is taken; the machine's own lock is held", name)
+            get_run_logger().info("the concurrency limit '%s' is taken; the machine's own lock is held", name)
 
     def _show_progress(self, step: PlannedStep, event: Event) -> None:
         now = time.monotonic()
@@ -162,7 +164,7 @@ class Screen:
         self._updated[step.name] = now
         percent = 100.0 * min(1.0, float(event["done"]) / (float(event["total"]) or 1.0))
         if step.name in self._progress:
-            _update_progress(self._progress[step.name], percent)
+            update_progress_artifact(self._progress[step.name], percent)
             return
 
         artifact_id = create_progress_artifact(
@@ -198,22 +200,6 @@ def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
     return f"{services.mlflow_url.rstrip('/')}/#/experiments/{experiment}/runs/{run}"
 
 
-def _dropped(chats: Chats) -> list[dict[str, str]]:
-    return dropped_examples(chats.path)
-
-
-def _link(address: str, key: str, text: str) -> None:
-    create_link_artifact(address, key=_key(key), link_text=text, description=text)
-
-
-def _update_progress(artifact: UUID, percent: float) -> None:
-    update_progress_artifact(artifact, percent)
-
-
 def _key(name: str) -> str:
     """A key that Prefect takes: lower case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _logger() -> Any:
-    return get_run_logger()

@@ -26,7 +26,7 @@ from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
 from flows.spec.diagnostics import Problems, page_of_step
 from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
-from flows.spec.references import Values
+from flows.spec.references import Values, flat
 from flows.spec.schema import PipelineSpec, Spec, load_spec, pipeline_of
 from storage.artifacts.store import Store
 
@@ -69,7 +69,7 @@ class PlannedStep:
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
-        return [name for value in self.inputs.values() for name in (value if isinstance(value, list) else [value])]
+        return flat(self.inputs)
 
 
 @dataclass(frozen=True)

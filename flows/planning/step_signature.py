@@ -199,10 +199,8 @@ def _setting_fault(fault: Any, setting_names: tuple[str, ...]) -> tuple[tuple[st
     if kind == "literal_error":
         expected = fault["ctx"]["expected"].replace(" or ", ", ")
         choices = [word.strip("'") for word in expected.split(", ")]
-        suggestion = did_you_mean(value, choices) if isinstance(value, str) else ""
-        return place, f"setting '{name}' must be one of {expected}, not {show(value)}" + (
-            suggestion if "mean" in suggestion else ""
-        )
+        suggestion = did_you_mean(value, choices, 0) if isinstance(value, str) else ""
+        return place, f"setting '{name}' must be one of {expected}, not {show(value)}{suggestion}"
     if kind == "value_error":  # the type's own words
         return place, f"setting '{name}': {shorten(fault['msg']).removeprefix('Value error, ')}"
     return place, f"setting '{name}': {shorten(fault['msg'])}, not {show(value)}".replace(

@@ -24,12 +24,14 @@ from flows.spec.placement import HERE, RunsOn, misplaced, parse_step_placement
 from flows.spec.references import (
     Values,
     fill,
+    flat,
     is_outside,
     params_at,
     params_in,
     reference_error,
     source_misfit,
     source_name,
+    text_of,
 )
 from flows.spec.schema import PipelineSpec, Spec, StepSpec, pipeline_of
 
@@ -68,7 +70,7 @@ class WiredStep:
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
-        return [name for value in self.inputs.values() for name in (value if isinstance(value, list) else [value])]
+        return flat(self.inputs)
 
     def registry_names(self) -> frozenset[str]:
         """Every text in the settings: each may be a name in a registry of the code."""
@@ -286,7 +288,7 @@ class _Wirer:
         ):
             for matrix_coords in itertools.product(*axes):
                 here: Coords = {**coords, **dict(matrix_coords)}
-                name = f"{base}[{','.join(_word(value) for value in here.values())}]" if here else base
+                name = f"{base}[{','.join(text_of(value) for value in here.values())}]" if here else base
                 matrix = {axis: value for (owner, axis), value in here.items() if owner == base}
                 filled = fill(step.settings, {"params": self.params, "matrix": matrix})
                 settings, faults = function.settings(filled)
@@ -338,27 +340,13 @@ def _join_options(options: Mapping[str, list[tuple[str, Coords]]]) -> Iterator[t
 
 def _ordered(steps: Mapping[str, StepSpec]) -> list[str]:
     """Topological order; among those that could come next, the order of the file."""
-    needs = {
-        name: {
-            str(reference).split("[")[0]
-            for value in step.inputs.values()
-            for reference in (value if isinstance(value, list) else [value])
-        }
-        & steps.keys()
-        for name, step in steps.items()
-    }
+    needs = {name: steps.keys() & step.input_steps() for name, step in steps.items()}
     order: list[str] = []
     while len(order) < len(steps):
         ready = [name for name in steps if name not in order and needs[name] <= set(order)]
         assert ready, "spec.py lets no cycle through"
         order.append(ready[0])
     return order
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 def _texts(value: Any) -> Iterator[str]:

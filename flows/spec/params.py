@@ -73,9 +73,8 @@ def value_error(param: ParamSpec, value: Any) -> str:
     if param.choices is not None:
         for item in value if param.type == "list" else [value]:
             if not any(item == choice and _same_type(param, item, choice) for choice in param.choices):
-                return f"must be one of {', '.join(map(show, param.choices))}, not {show(item)}" + _near(
-                    item, param.choices
-                )
+                choices = ", ".join(map(show, param.choices))
+                return f"must be one of {choices}, not {show(item)}{did_you_mean(item, map(str, param.choices), 0)}"
     size = len(value) if param.type == "list" else value
     what = " long" if param.type == "list" else ""
     if param.min is not None and size < param.min:
@@ -176,11 +175,6 @@ def _has_type(kind: ParamType, value: Any) -> bool:
 def _same_type(param: ParamSpec, value: Any, choice: Any) -> bool:
     """1 is not true, and as a choice not 1.0, unless the parameter is a float: then `tidy` makes one of the other."""
     return type(value) is type(choice) or (param.type == "float" and not isinstance(choice, bool))
-
-
-def _near(value: Any, choices: list[Any]) -> str:
-    suggestion = did_you_mean(value, [str(choice) for choice in choices])
-    return suggestion if "did you mean" in suggestion else ""
 
 
 def _number(value: float) -> str:

@@ -61,7 +61,7 @@ def fill(value: Any, scopes: Mapping[str, Values]) -> Any:
         whole = INSERT.fullmatch(value)
         if whole:
             return _look_up(whole.group(1), scopes)
-        return INSERT.sub(lambda match: _text(_look_up(match.group(1), scopes)), value)
+        return INSERT.sub(lambda match: text_of(_look_up(match.group(1), scopes)), value)
     if isinstance(value, Mapping):
         return {key: fill(item, scopes) for key, item in value.items()}
     if isinstance(value, list):
@@ -75,7 +75,8 @@ def _look_up(inside: str, scopes: Mapping[str, Values]) -> Any:
     return scopes[match.group(1)][match.group(2)]
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as it stands within a text: true and false as YAML has them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
@@ -87,6 +88,11 @@ OFFERED: Final = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conv
 VERSION: Final = re.compile(r"registry:(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
 VERSION_OF_KIND: Final = re.compile(VERSION.pattern + r" \((?P<kind>\w+)\)")
 """What `source_name` makes of a registered version."""
+
+
+def flat(inputs: Mapping[str, Any]) -> list[str]:
+    """All names that fill the inputs of a step, where one input may take a list."""
+    return [str(name) for value in inputs.values() for name in (value if isinstance(value, list) else [value])]
 
 
 def is_outside(reference: str) -> bool:

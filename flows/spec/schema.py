@@ -26,7 +26,7 @@ from components.text import did_you_mean
 from flows.spec.diagnostics import PAGE_OF_PLACEMENT, Problems, show
 from flows.spec.params import ParamSpec, declaration_error, value_error
 from flows.spec.placement import RunsOn, WrongPlace, parse_pipeline_placement, parse_step_placement
-from flows.spec.references import NAME, Values, inserts_in, is_outside, reference_error
+from flows.spec.references import NAME, Values, flat, inserts_in, is_outside, reference_error
 from flows.spec.yaml_source import Lines, Place, read_yaml
 
 LONGEST_NAME = 60
@@ -78,6 +78,10 @@ class StepSpec(_Strict):
     retries: int = Field(default=0, ge=0, le=20)
     timeout_minutes: float | None = Field(default=None, gt=0)
     runs_on: Any = None
+
+    def input_steps(self) -> list[str]:
+        """The steps, and the references to the outside, that its inputs name, each once in their order."""
+        return list(dict.fromkeys(name.split("[")[0] for name in flat(self.inputs)))
 
 
 class PipelineSpec(_Strict):
@@ -181,11 +185,7 @@ def _check_pipeline(name: str, pipeline: PipelineSpec, lines: Lines, problems: P
         _check_place(parse_step_placement, declared_step.runs_on, (*at, "runs_on"), f"step '{step}': ", lines, problems)
         for inner, what in step_problems(step, declared_step, pipeline.params, pipeline.steps):
             problems.add(lines.at(*place, "steps", step, *inner), f"step '{step}': {what}", cause=(name, what))
-        graph[step] = [
-            str(reference).split("[")[0]
-            for value in declared_step.inputs.values()
-            for reference in (value if isinstance(value, list) else [value])
-        ]
+        graph[step] = declared_step.input_steps()
     circle = cycle_of(graph)
     if circle:
         problems.add(lines.at(*place, "steps", circle[0], "in"), f"steps wait for each other: {' -> '.join(circle)}")
@@ -261,8 +261,7 @@ def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
     if kind == "extra_forbidden":
         model = _model_at(around)
         known_keys = [field.alias or key for key, field in model.model_fields.items()]
-        suggestion = did_you_mean(name, known_keys)
-        return line, f"{prefix}unknown key '{name}'{suggestion if 'did you mean' in suggestion else ''}"
+        return line, f"{prefix}unknown key '{name}'{did_you_mean(name, known_keys, 0)}"
     if kind == "missing":
         return lines.at(*around), f"{_location_prefix((*around, ''))}'{name}' is missing"
     if kind == "too_short":
@@ -272,10 +271,8 @@ def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
         expected = "true, false or {within_minutes: N}"
     if kind == "literal_error":
         choices = str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", ")
-        suggestion = did_you_mean(value, choices)
-        expected = f"one of {', '.join(choices)}"
-        hint = suggestion if "did you mean" in suggestion else ""
-        return line, f"{prefix}'{name}' must be {expected}, not {show(value)}{hint}"
+        words = ", ".join(choices)
+        return line, f"{prefix}'{name}' must be one of {words}, not {show(value)}{did_you_mean(value, choices, 0)}"
     if kind == "string_pattern_mismatch":
         expected = "a-z, 0-9 and - only"
     for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):

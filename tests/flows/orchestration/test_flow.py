@@ -101,7 +101,7 @@ def test_a_run_is_a_flow_with_a_task_for_each_step_and_says_what_it_reused(serve
 
 def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, home):
     line = "step 'bad': data.jsonl:3: no 'text'; give each row one"
-    assert f"UserError: {line}\n" in run(home, "fails", PREFECT_API_URL=server)
+    assert f"InputError: {line}\n" in run(home, "fails", PREFECT_API_URL=server)
     (flow,) = (
         row for row in ask(server, "flow_runs") if row["state"]["message"] == line and row["state"]["type"] == "FAILED"
     )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from components.contract import UserError
 from components.files import locked
 from flows.services.client import pid_file
-from flows.services.control import newest_report, require_file, states, stop
+from flows.services.control import newest_report, states, stop
 from flows.services.supervisor import state_file
 
 
@@ -33,8 +30,3 @@ def test_the_newest_report_is_linked(tmp_path: Path) -> None:
     page.parent.mkdir(parents=True)
     page.touch()
     assert newest_report(tmp_path) == page.as_uri()
-
-
-def test_a_pipelines_file_that_is_none_costs_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such pipelines file"):
-        require_file(tmp_path / "absent.yaml")
