@@ -25,6 +25,7 @@ from components.rows import ALL
 from components.speedup.comparison.paired import Ratio
 from components.speedup.comparison.pairing import compare_ways
 from flows.commands.terminal import Format, echo, echo_error, out, print_in
+from flows.spec.references import NAMED_VERSION
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.query import measured_of, query
@@ -115,7 +116,6 @@ def compare_sides(home: Path, a: Side, b: Side, margins: Margins) -> Outcome:
 
 
 _RUN = re.compile(r"\d{8}-\d{6}-\w+")
-_VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
 _CHAMPION = "champion"
 
 
@@ -154,7 +154,7 @@ def find_side(store: Store, reference: str, depth: int | None, tree: int | None 
         raise UserError(
             f"compare: {reference} at a depth or with a tree, not both; a tree is as deep as it was measured"
         )
-    version = _VERSION.fullmatch(reference)
+    version = NAMED_VERSION.fullmatch(reference)
     if version is not None:
         side = _side_of_version(store.home, reference, version["name"], version["which"])
     elif _RUN.fullmatch(reference):

@@ -10,7 +10,6 @@ the journals.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -27,6 +26,7 @@ from flows.execution.engine import OnEvent
 from flows.execution.local_run import RunOutcome, execute
 from flows.planning import fingerprint
 from flows.planning.plan import Plan, PlannedStep, RunOptions, make_plan
+from flows.spec.references import NAMED_VERSION
 from flows.spec.schema import load_spec
 from storage import journal
 from storage.artifacts.store import Store, default_home, require_writable
@@ -51,7 +51,6 @@ def remeasure(
     print_remeasurement(again.before, outcome, out)
 
 
-_VERSION = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
 REASON = "measured again"
 
 
@@ -122,7 +121,7 @@ def run_remeasurement(again: Remeasurement, on_event: OnEvent) -> RunOutcome:
 
 def _find_release(store: Store, reference: str) -> str:
     """The key of the release that was named."""
-    version = _VERSION.fullmatch(reference)
+    version = NAMED_VERSION.fullmatch(reference)
     if version is not None:
         return find_release(store.home, version["name"], version["which"], judge)[0]
     if not is_model(store.home, reference):

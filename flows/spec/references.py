@@ -85,7 +85,9 @@ def text_of(value: Any) -> str:
 SCHEMES: Final = ("registry", "store", "path")
 OFFERED: Final = ("Release", "Draft", "Target", "DepthPolicy", "Features", "Conversations", "Prompts")
 """The kinds that a registered version can provide."""
-VERSION: Final = re.compile(r"registry:(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+NAMED_VERSION: Final = re.compile(r"(?:registry:)?(?P<name>[^@:/]+)@(?P<which>[A-Za-z0-9_-]+)")
+"""A version as commands take it; in pipelines.yaml it begins with "registry:"."""
+VERSION: Final = re.compile(NAMED_VERSION.pattern.replace("(?:registry:)?", "registry:"))
 VERSION_OF_KIND: Final = re.compile(VERSION.pattern + r" \((?P<kind>\w+)\)")
 """What `source_name` makes of a registered version."""
 
