@@ -87,7 +87,8 @@ def choose_depth(
     """
     policy = choose_from_rows(rows, mixture, tolerance, confidence, draws, seed)
     if as_json:
-        echo(policy_as_json(policy))
+        whole = {**asdict(policy), "engines": _engines_of(policy)}
+        echo(json.dumps(whole, indent=1, allow_nan=False))
     else:
         print_policy(policy, out)
     if policy.verdict == "invalid":
@@ -104,11 +105,6 @@ def choose_from_rows(
     """
     rule = Rule(tolerance, confidence, draws, include_host=True)
     return policy_from(read_imported_rows(files), rule, _shares(mixture), seed)
-
-
-def policy_as_json(policy: Policy) -> str:
-    """The whole policy, with the settings of each engine."""
-    return json.dumps({**asdict(policy), "engines": _engines_of(policy)}, indent=1, allow_nan=False)
 
 
 def _engines_of(policy: Policy) -> JsonObject:

@@ -51,9 +51,6 @@ def remeasure(
     print_remeasurement(again.before, outcome, out)
 
 
-REASON = "measured again"
-
-
 @dataclass(frozen=True)
 class Remeasurement:
     """The plan of a remeasurement. before: the release's facts until now; notes: remarks for the user."""
@@ -104,11 +101,15 @@ def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
     again = _steps_to_repeat(plan, release)
     if not again:
         raise UserError(f"remeasure {reference}: no step before it measures on a machine")
-    needed = _inputs_of(plan, again)
+    needed = {name for step in plan.steps if step.name in again for name in step.input_names()} - again
     for step in plan.steps:
         if step.name in needed and not step.reused:
             raise UserError(f"remeasure {reference}: step '{step.name}' would have to run ({step.reason}); {makes}")
-    steps = [_force(step) if step.name in again else step for step in plan.steps if step.name in again | needed]
+    kept = [step for step in plan.steps if step.name in again | needed]
+    steps = [
+        replace(step, forced=True, reused=False, reason="measured again") if step.name in again else step
+        for step in kept
+    ]
     left_out = tuple((step.name, "not measured") for step in plan.steps if step.name not in again | needed)
     notes = () if release.key == key.partition(".")[0] else (_explain_change(store, steps, past),)
     return Remeasurement(replace(plan, steps=tuple(steps), skipped=left_out), store, content["info"], notes)
@@ -147,15 +148,6 @@ def _steps_to_repeat(plan: Plan, release: PlannedStep) -> set[str]:
         if step.uses.startswith("report.") and names & again and names <= again | reused | plan.sources.keys():
             again.add(step.name)
     return again if release.name in again else set()
-
-
-def _inputs_of(plan: Plan, again: set[str]) -> set[str]:
-    """Names of the inputs of the steps that run, without those steps."""
-    return {name for step in plan.steps if step.name in again for name in step.input_names()} - again
-
-
-def _force(step: PlannedStep) -> PlannedStep:
-    return replace(step, forced=True, reused=False, reason=REASON)
 
 
 def _explain_change(store: Store, steps: Sequence[PlannedStep], past: Mapping[str, str]) -> str:

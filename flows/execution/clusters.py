@@ -99,8 +99,13 @@ def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote
 def deliver(task: Any, task_run: Any, state: Any) -> None:
     """Send what Prefect has queued in a worker before the shard counts as done: a worker may end without notice."""
     del task, task_run, state
+    deliver_queued(at_exit=False)
+
+
+def deliver_queued(*, at_exit: bool) -> None:
+    """Deliver the logs and events in Prefect's queues. at_exit: nothing more comes after them."""
     for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=DELIVERY_TIMEOUT_S, at_exit=False)
+        worker.drain_all(timeout=DELIVERY_TIMEOUT_S, at_exit=at_exit)
 
 
 @contextmanager

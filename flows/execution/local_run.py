@@ -15,7 +15,7 @@ from flows.execution.engine import Engine, OnEvent
 from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep
 from storage.artifacts.store import Store
-from storage.record import Run, begin_run, end_run, record_failure, record_step
+from storage.record import begin_run, end_run, record_failure, record_step
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,10 @@ def execute(
             end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
         else:
             end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
-    return outcome_of(plan, artifacts, run, time.monotonic() - started, nothing_new)
-
-
-def outcome_of(
-    plan: Plan, artifacts: dict[str, Artifact], run: Run, seconds: float, nothing_new: str = ""
-) -> RunOutcome:
-    """A finished run as the command line tells about it."""
     return RunOutcome(
         plan=plan,
         artifacts=artifacts,
-        seconds=seconds,
+        seconds=time.monotonic() - started,
         run_id=run.run_id,
         problems=tuple(run.problems),
         notes=tuple(run.notes),

@@ -72,7 +72,7 @@ def annotation_of(param: ParamSpec) -> Any:
         return Annotated[list[items], Field(min_length=_whole(param.min), max_length=_whole(param.max))]  # type: ignore[valid-type]
     plain = _TYPES[param.type]
     if param.type == "int":  # so that a message says 50, not 50.0
-        return Annotated[plain, Field(ge=_tidy(param.min), le=_tidy(param.max))]
+        return Annotated[plain, Field(ge=_whole(param.min), le=_whole(param.max))]
     return Annotated[plain, Field(ge=param.min, le=param.max)] if param.type == "float" else plain
 
 
@@ -96,7 +96,3 @@ def _items_of(default: Sequence[Any]) -> Any:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _tidy(value: float | None) -> float | None:
-    return int(value) if value is not None and value == int(value) else value

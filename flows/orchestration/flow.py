@@ -17,15 +17,13 @@ from typing import Any
 from prefect import Flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
-from prefect.events.worker import EventsWorker
-from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
 from components.contract import Artifact, NothingNew, UserError
 from components.text import shorten
-from flows.execution.clusters import PACKAGE_OF
+from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.local_run import RunOutcome, execute
 from flows.execution.messages import Event, RunConnection, StepFailed
@@ -37,8 +35,6 @@ from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
 from storage.artifacts.store import Store
-
-DELIVERY_TIMEOUT_S = 20.0
 
 
 def run_with_prefect(
@@ -67,17 +63,11 @@ def run_with_prefect(
         compiled(**plan.params, **form, return_state=True)
     finally:
         if server is not None:
-            _deliver_queued()
+            deliver_queued(at_exit=True)  # once its server has stopped they are retried for a minute
     assert results, "Prefect ran the flow without running its body"
     if isinstance(results[0], BaseException):
         raise results[0]
     return results[0]
-
-
-def _deliver_queued() -> None:
-    """Deliver the logs and events in Prefect's queues; once its server has stopped they are retried for a minute."""
-    for worker in (EventsWorker, APILogWorker):
-        worker.drain_all(timeout=DELIVERY_TIMEOUT_S)
 
 
 def run_as_tasks(

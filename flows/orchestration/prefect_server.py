@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from components.files import open_lock, wait_for_lock
-from flows.services.child import end_with
+from flows.services.child import end_with, stop
 from flows.services.client import QUIET, client_environment, running
 from storage.redaction import without_secrets
 
@@ -122,12 +122,7 @@ class TemporaryServer:
 
     def close(self) -> None:
         """Stop the server; it saves what it has received first."""
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        stop(self.process, STOP_TIMEOUT_S)
         self._lock.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable
 
@@ -31,6 +32,16 @@ def end_with(parent: int, number: int) -> bool:
 def bound(command: Iterable[str]) -> list[str]:
     """The command line that runs a command as a process which cannot outlive this one."""
     return [sys.executable, "-m", "flows.services.child", str(os.getpid()), *command]
+
+
+def stop(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """End a process that this one has started: politely, and once the time is over whether it will or not."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ class PrefectApi:
         self.url, self.busy_for_s = url.rstrip("/"), busy_for_s
         self._headers = {"Content-Type": "application/json"}
         if auth_string:
-            self._headers["Authorization"] = "Basic " + base64.b64encode(auth_string.encode()).decode()
+            self._headers |= _basic(auth_string)
         self._client = str(uuid.uuid4())
         self._token, self._token_until = "", 0.0
 
@@ -103,7 +103,8 @@ def fetch(url: str, *, body: Any = None, headers: dict[str, str] | None = None, 
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, headers=headers or {})
     try:
-        with _open(request, timeout_s) as answer:
+        # our servers are on loopback: a proxy of the environment must not be asked for them
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s) as answer:
             content = answer.read()
     except urllib.error.HTTPError as error:
         message = error.read(300).decode(errors="replace")
@@ -136,12 +137,6 @@ def worker_is_online(api: PrefectApi, pool: str, name: str = "", since: float = 
         if worker["status"] == "ONLINE" and name in ("", worker["name"]) and heard > since:
             return True
     return False
-
-
-def _open(request: urllib.request.Request, timeout_s: float) -> Any:
-    """Our servers are on loopback: a proxy of the environment must not be asked for them."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return opener.open(request, timeout=timeout_s)
 
 
 LOOPBACK = "127.0.0.1"
@@ -216,7 +211,11 @@ def mlflow_headers(services: Services) -> dict[str, str]:
     """The headers that a request to MLflow's server needs."""
     if not services.auth_string or not services.mlflow_is_ours:
         return {}
-    return {"Authorization": "Basic " + base64.b64encode(services.auth_string.encode()).decode("ascii")}
+    return _basic(services.auth_string)
+
+
+def _basic(auth_string: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(auth_string.encode()).decode()}"}
 
 
 def write_address(home: Path, services: Services) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from flows.services.child import bound
+from flows.services.child import stop as stop_child
 from flows.services.client import (
     ApiError,
     Services,
@@ -196,14 +197,4 @@ def attached(supervisor: subprocess.Popen[bytes], keep: bool) -> Iterator[None]:
         raise
     finally:
         if not keep:
-            _stop_supervisor(supervisor)
-
-
-def _stop_supervisor(supervisor: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        supervisor.terminate()
-    try:
-        supervisor.wait(STOPS_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        supervisor.kill()
-        supervisor.wait()
+            stop_child(supervisor, STOPS_WITHIN_S)

@@ -66,7 +66,7 @@ class Reconciler:
 
     def _tick(self, worker: int | None) -> list[str]:
         now = time.monotonic()
-        here = processes_of_runs()
+        here = processes_by(RUN_VARIABLE)
         query = {"flow_runs": {"state": {"type": {"any_": list(ALIVE)}}}, "limit": 200}
         runs = {str(run["id"]): run for run in self.api.post("/flow_runs/filter", query)}
         self.last_seen = {run: now if run in here else at for run, at in self.last_seen.items() if run in runs} | {
@@ -179,14 +179,14 @@ class Reconciler:
         return [f"run {run['name']}: {name}, {message}"]
 
 
-def processes_of_runs() -> dict[str, list[psutil.Process]]:
-    """Every process on this machine that belongs to a run, by the run's id."""
+def processes_by(variable: str) -> dict[str, list[psutil.Process]]:
+    """Every living process of this user that has a variable in its environment, by the variable's value."""
     processes: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # another user's, or gone by now
-            run = process.environ().get(RUN_VARIABLE)
-            if run and process.status() != psutil.STATUS_ZOMBIE:
-                processes.setdefault(run, []).append(process)
+            value = process.environ().get(variable)
+            if value and process.status() != psutil.STATUS_ZOMBIE:
+                processes.setdefault(value, []).append(process)
     return processes
 
 

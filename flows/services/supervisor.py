@@ -39,7 +39,7 @@ from flows.services.client import (
     write_address,
 )
 from flows.services.processes import MARK, Part, Settings, ensure_auth_string, parts_of, services_of
-from flows.services.reconcile import Reconciler
+from flows.services.reconcile import Reconciler, processes_by
 
 TICK_S = 0.25
 PROBE_EVERY_S = 5.0
@@ -297,12 +297,7 @@ def is_dead(process: psutil.Process) -> bool:
 
 def processes_of_home(home: Path) -> list[psutil.Process]:
     """Every process but this one that runs below a supervisor of this home."""
-    processes = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # another user's, or gone by now
-            if process.pid != os.getpid() and process.environ().get(MARK) == str(home):
-                processes.append(process)
-    return processes
+    return [process for process in processes_by(MARK).get(str(home), []) if process.pid != os.getpid()]
 
 
 def state_file(home: Path) -> Path:

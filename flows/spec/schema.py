@@ -14,6 +14,7 @@ import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -436,22 +437,10 @@ def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
 
 def cycle_of(graph: Mapping[str, list[str]]) -> list[str]:
     """The names along one cycle, first one repeated at the end; [] when there is none."""
-    done: set[str] = set()
-    for start in graph:
-        path: list[str] = []
-        stack = [(start, iter(graph.get(start, [])))]
-        path.append(start)
-        while stack:
-            followers = stack[-1][1]
-            follower = next((name for name in followers if name in graph and name not in done), None)
-            if follower is None:
-                stack.pop()
-                done.add(path.pop())
-            elif follower in path:
-                circle = path[path.index(follower) :]
-                return [circle[0], *reversed(circle[1:]), circle[0]]
-            else:
-                path.append(follower)
-                stack.append((follower, iter(graph[follower])))
-        done.add(start)
+    try:
+        TopologicalSorter(
+            {name: [other for other in names if other in graph] for name, names in graph.items()}
+        ).prepare()
+    except CycleError as error:
+        return [str(name) for name in error.args[1]]
     return []

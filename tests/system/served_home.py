@@ -19,7 +19,7 @@ from pipeline_builder import pipeline, step
 
 from flows.services.client import ApiError, PrefectApi, Services, running
 from flows.services.control import PartState, states
-from flows.services.reconcile import processes_of_runs
+from flows.services.reconcile import RUN_VARIABLE, processes_by
 from flows.services.supervisor import processes_of_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,7 +166,7 @@ class ServedHome:
     def processes_of(self, run_id: str, within_s: float = 30) -> list[int]:
         """Every process of a run that is still there after this time; returns at once when there is none."""
         deadline = time.monotonic() + within_s
-        while (found := processes_of_runs().get(run_id)) and time.monotonic() < deadline:
+        while (found := processes_by(RUN_VARIABLE).get(run_id)) and time.monotonic() < deadline:
             time.sleep(0.2)
         return [process.pid for process in found or []]
 

@@ -18,7 +18,7 @@ import pytest
 from served_home import ENDED, ServedHome, contents, served_home, statuses
 from toy_garden import GARDEN
 
-from flows.services.reconcile import processes_of_runs
+from flows.services.reconcile import RUN_VARIABLE, processes_by
 
 VICTIMS = ("prefect", "mlflow", "worker")
 LONGEST_S = 14.0  # from the click to the end of an undisturbed run, about
@@ -90,7 +90,7 @@ def test_a_run_killed_with_its_worker_is_marked_and_its_retry_goes_on(place: Ser
     run = place.trigger("garden", {"steps": 60})
     until_grown(place, run, 60, lines=20)
     killed_at = time.monotonic()
-    victim = min(processes_of_runs()[run], key=lambda process: process.create_time())
+    victim = min(processes_by(RUN_VARIABLE)[run], key=lambda process: process.create_time())
     kill(place, "worker")
     victim.kill()  # the run itself; its children must die with it
     crashed = place.until(run, "CRASHED", within_s=60)

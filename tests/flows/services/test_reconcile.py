@@ -44,7 +44,7 @@ class Server:
 
 def crashed_at(server: Server, until_s: float, monkeypatch: pytest.MonkeyPatch) -> float | None:
     """When it is called dead within this time, with a look every five seconds."""
-    monkeypatch.setattr(service_reconcile, "processes_of_runs", dict)
+    monkeypatch.setattr(service_reconcile, "processes_by", lambda variable: {})
     monkeypatch.setattr(service_reconcile, "time", SimpleNamespace(monotonic=lambda: server.now))
     monkeypatch.setattr(
         service_reconcile,
