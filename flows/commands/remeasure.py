@@ -81,16 +81,8 @@ def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
     makes = f"`draftsmith run {record['pipeline']}` makes one of what there is now"
     past = keys_of_run(store, record["run_id"])
     try:
-        plan = make_plan(
-            load_spec(options.file),
-            record["pipeline"],
-            record["params"],
-            store=store,
-            device=record["device"],
-            seed=record["seed"],
-            packages=options.packages,
-            past=past,
-        )
+        as_then = replace(options, device=record["device"], seed=record["seed"])
+        plan = make_plan(load_spec(options.file), record["pipeline"], record["params"], as_then, store, past)
     except UserError as error:
         raise UserError(f"remeasure {reference}: its pipeline is not what it was: {error}; {makes}") from error
     release = next((step for step in plan.steps if step.name == record["step"] and step.kind == "Release"), None)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from components.contract import Artifact, Machine, UserError
 from components.files import digest_of_json, write_whole
@@ -155,19 +155,7 @@ def plan_run(pipeline: str, params: Values | Sequence[str], options: RunOptions)
     store, spec = Store(options.home), load_spec(options.file)
     if not isinstance(params, Mapping):
         params = parse_params(pipeline, pipeline_of(spec, pipeline).params, params)
-    plan = make_plan(
-        spec,
-        pipeline,
-        params,
-        store=store,
-        device=options.device,
-        seed=options.seed,
-        from_step=options.from_step,
-        to_step=options.to_step,
-        force=options.force,
-        packages=options.packages,
-    )
-    return plan, store
+    return make_plan(spec, pipeline, params, options, store), store
 
 
 def check_file(file: Path, store: Store, packages: tuple[str, ...]) -> dict[str, Wiring]:
@@ -182,35 +170,27 @@ def check_file(file: Path, store: Store, packages: tuple[str, ...]) -> dict[str,
 def make_plan(
     spec: Spec,
     pipeline: str,
-    params: Values | None = None,
-    *,
+    params: Values,
+    options: RunOptions,
     store: Store,
-    machine: Machine | None = None,
-    device: Literal["auto"] | str = "auto",
-    seed: int = 0,
-    from_step: str | None = None,
-    to_step: str | None = None,
-    force: tuple[str, ...] = (),
-    packages: tuple[str, ...] = PACKAGES,
     past: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Work out what a run of `pipeline` with `params` would do.
+    """Work out what a run of `pipeline` with `params` would do; of the options, file and home have been opened.
 
-    past: name -> key of what a past run used and made (flows/commands/remeasure.py). Outside inputs, and steps
-    before the
-    first that measures, are then reused as they were, whatever has changed since; the others are planned as always.
+    past: name -> key of what a past run used and made (flows/commands/remeasure.py). Outside inputs, and steps before
+    the first that measures, are then reused as they were, whatever has changed since; the others are planned as always.
 
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
     """
     declared = pipeline_of(spec, pipeline)
-    values = resolve_params(pipeline, declared.params, params or {})
-    device = resolve_device(device)
-    machine = machine or describe_machine(device)
+    values = resolve_params(pipeline, declared.params, params)
+    seed, device, packages = options.seed, resolve_device(options.device), options.packages
+    machine = describe_machine(device)
     sources = Sources(store, past or {})
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
-    forced = _with_followers(wiring, _select(wiring, force, "--force"))
-    selected, left_out = _select_range(wiring, from_step, to_step)
+    forced = _with_followers(wiring, _select(wiring, options.force, "--force"))
+    selected, left_out = _select_range(wiring, options.from_step, options.to_step)
     parts_of = functools.partial(fingerprint.parts_of, seed=seed, device=device, machine=machine, packages=packages)
     past_parts = _past_parts(wiring, store, past or {})
     parts = _parts_of_all(wiring, sources.artifacts, spec.name, parts_of, past_parts)
@@ -219,7 +199,7 @@ def make_plan(
         step.name: _plan_step(step, parts[step.name], store, history, forced, seed=seed, device=device)
         for step in wiring.steps
     }
-    _require_present(wiring, planned, selected, from_step)
+    _require_present(wiring, planned, selected, options.from_step)
     return Plan(
         pipeline=pipeline,
         params=values,

@@ -16,7 +16,7 @@ from toy_garden import GARDEN, PACKAGES, ROOT
 
 from flows.cli import main
 from flows.execution.engine import Engine
-from flows.planning.plan import Plan, make_plan
+from flows.planning.plan import Plan, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage.artifacts.store import Store
 
@@ -74,7 +74,7 @@ def plan_of(store: Store, pipelines: Callable[[str], Path]) -> Callable[..., Pla
     def plan(said: Pipeline | str = GARDEN, params: dict[str, object] | None = None, **options: object) -> Plan:
         spec = load_spec(pipelines(said.text if isinstance(said, Pipeline) else said))
         name = next(iter(spec.pipelines))
-        return make_plan(spec, name, params, store=store, device="cpu", packages=PACKAGES, **options)  # type: ignore[arg-type]
+        return make_plan(spec, name, params or {}, RunOptions(device="cpu", packages=PACKAGES, **options), store)  # type: ignore[arg-type]
 
     return plan
 

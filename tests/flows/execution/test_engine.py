@@ -21,7 +21,7 @@ from components.source_code import code_state
 from flows.execution import step_process as supervise
 from flows.execution.engine import Engine
 from flows.execution.messages import StepFailed
-from flows.planning.plan import Plan
+from flows.planning.plan import Plan, RunOptions
 from storage.artifacts.store import Store
 
 
@@ -238,7 +238,7 @@ def test_children_see_pinned_threads_and_no_network(
     file = tmp_path / "pipelines.yaml"
     file.write_text(only("seen.look").text)
     store = Store(tmp_path / "home")
-    plan = make_plan(load_spec(file), "p", store=store, device="cpu", packages=("components", "envbox"))
+    plan = make_plan(load_spec(file), "p", {}, RunOptions(device="cpu", packages=("components", "envbox")), store)
     made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
     assert made.info["env"] == ["1", os.environ.get("HF_HUB_OFFLINE", "1"), "false"]
     assert made.info["threads"] == 1

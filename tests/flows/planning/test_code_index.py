@@ -14,7 +14,7 @@ from pipeline_builder import Pipeline
 from toy_garden import GARDEN
 
 from flows.planning import code_index, step_signature
-from flows.planning.plan import Plan, make_plan
+from flows.planning.plan import Plan, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage.artifacts.store import Store
 
@@ -112,10 +112,8 @@ class Box:
         for cached in (code_index._look_at, code_index.load_module, step_signature.resolve):
             cached.cache_clear()
         self.file.write_text(garden.text)
-        packages = ("components", self.name)
-        return make_plan(
-            load_spec(self.file), "garden", params, store=self.store, device="cpu", seed=seed, packages=packages
-        )
+        options = RunOptions(device="cpu", seed=seed, packages=("components", self.name))
+        return make_plan(load_spec(self.file), "garden", params or {}, options, self.store)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline_builder import only
 from toy_garden import GARDEN
 
-from flows.planning.plan import Plan, make_plan
+from flows.planning.plan import Plan, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage.artifacts.store import Store
 
@@ -62,7 +62,9 @@ def test_a_key_does_not_depend_on_how_the_yaml_is_written(
         (folder / "pipelines.yaml").write_text(text)
         packages = ("components", "toybox")
         return keys(
-            make_plan(load_spec(folder / "pipelines.yaml"), "garden", store=store, device="cpu", packages=packages)
+            make_plan(
+                load_spec(folder / "pipelines.yaml"), "garden", {}, RunOptions(device="cpu", packages=packages), store
+            )
         )
 
     content = shuffled(yaml.safe_load(GARDEN.text), random.Random(seed))
@@ -91,6 +93,6 @@ def test_equal_settings_equal_key_different_settings_different_key(
     def key(given_settings: dict[str, object]) -> str:
         file.write_text(only("toys.plant", **given_settings).text)
         spec, store = load_spec(file), Store(folder / "no-home")
-        return make_plan(spec, "p", store=store, device="cpu", packages=("components", "toybox")).steps[0].key
+        return make_plan(spec, "p", {}, RunOptions(device="cpu", packages=("components", "toybox")), store).steps[0].key
 
     assert (key(one) == key(two)) == (one == two)
