@@ -85,7 +85,8 @@ def choose_depth(
     Exit codes: 0 a choice (also: do not speculate, or undecided), 1 the
     numbers are invalid, 2 a row or an option is wrong.
     """
-    policy = choose_from_rows(rows, mixture, tolerance, confidence, draws, seed)
+    rule = Rule(tolerance, confidence, draws, include_host=True)
+    policy = policy_from(read_imported_rows(rows), rule, _shares(mixture), seed)
     if as_json:
         whole = {**asdict(policy), "engines": _engines_of(policy)}
         echo(json.dumps(whole, indent=1, allow_nan=False))
@@ -93,18 +94,6 @@ def choose_depth(
         print_policy(policy, out)
     if policy.verdict == "invalid":
         raise typer.Exit(1)
-
-
-def choose_from_rows(
-    files: list[Path], mixture: str, tolerance: float, confidence: float, draws: int, seed: int
-) -> Policy:
-    """The policy that the rows in these files lead to. mixture: WORKLOAD=SHARE,...; "" for none.
-
-    Raises:
-        UserError: a row or the mixture is wrong.
-    """
-    rule = Rule(tolerance, confidence, draws, include_host=True)
-    return policy_from(read_imported_rows(files), rule, _shares(mixture), seed)
 
 
 def _engines_of(policy: Policy) -> JsonObject:

@@ -31,6 +31,12 @@ from storage.artifacts.store import Store
 from storage.history.query import measured_of, query
 from storage.registry.registry import versions_of
 
+COLUMNS = ("quantity", "workload", "a", "b", "ratio", "lo", "hi", "margin", "num_prompts", "verdict")
+EXIT_CODES = {"better": 0, "not_worse": 0, "worse": 1}
+UNDECIDED = 3  # also where nothing could be compared
+_RUN = re.compile(r"\d{8}-\d{6}-\w+")
+_CHAMPION = "champion"
+
 
 def compare(
     a: Annotated[str, typer.Argument(help="A run, a key (Draft, DepthPolicy, Release) or NAME@ALIAS.")],
@@ -66,11 +72,6 @@ def compare(
     report(f"verdict: A is {outcome.verdict().replace('_', ' ')}" if rows else "verdict: not comparable")
     if outcome.exit_code():
         raise typer.Exit(outcome.exit_code())
-
-
-COLUMNS = ("quantity", "workload", "a", "b", "ratio", "lo", "hi", "margin", "num_prompts", "verdict")
-EXIT_CODES = {"better": 0, "not_worse": 0, "worse": 1}
-UNDECIDED = 3  # also where nothing could be compared
 
 
 @dataclass
@@ -113,10 +114,6 @@ def compare_sides(home: Path, a: Side, b: Side, margins: Margins) -> Outcome:
     outcome.ratios = comparison.ratios
     outcome.notes += comparison.notes
     return outcome
-
-
-_RUN = re.compile(r"\d{8}-\d{6}-\w+")
-_CHAMPION = "champion"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from flows.commands.terminal import Device, out
 from flows.planning.this_machine import resolve_device
 from storage.artifacts.store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
@@ -33,13 +35,31 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Continue a prompt twice, plain and speculative, side by side."""
-    answer = continue_twice(
-        Store(), prompt, key=key, depth_k=depth_k, max_new_tokens=max_new_tokens, device=resolve_device(device)
-    )
-    print_side_by_side(answer, out)
-
-
-ROOT = Path(__file__).resolve().parents[2]
+    store = Store()
+    pair = find_pair(store, key)
+    places = {}
+    for what, artifact_key in (("target", pair.target_key), ("draft", pair.draft_key)):
+        artifact = store.get(artifact_key)
+        if artifact is None:
+            raise UserError(
+                f"generate: the {what} {artifact_key[:12]} is not in the store any more; run the pipeline again"
+            )
+        places[what] = str(artifact.path)
+    request = {
+        **places,
+        "prompt": prompt,
+        "depth_k": depth_k if depth_k is not None else max(1, pair.depth_k),
+        "max_new_tokens": max_new_tokens,
+        "device": resolve_device(device),
+        "num_threads": num_usable_cores(),
+    }
+    command = [sys.executable, "-m", "components.decoding.side_by_side"]
+    done = subprocess.run(command, cwd=ROOT, input=json.dumps(request), capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise UserError(done.stderr.strip().splitlines()[-1])
+    if done.returncode != 0:
+        raise RuntimeError(f"generate failed: {done.stderr.strip()[-2000:]}")
+    print_side_by_side({**json.loads(done.stdout), "method": pair.method, "depth_k": request["depth_k"]}, out)
 
 
 @dataclass(frozen=True)
@@ -73,41 +93,6 @@ def find_pair(store: Store, key: str | None) -> Pair:
     return _winner(store, policy)
 
 
-def continue_twice(
-    store: Store, prompt: str, *, key: str | None, depth_k: int | None, max_new_tokens: int, device: str
-) -> dict[str, Any]:
-    """Plain and speculative continuation of `prompt`; see components/decoding/side_by_side.py for the answer.
-
-    Raises:
-        UserError: no drafter to use, or the prompt is wrong.
-    """
-    pair = find_pair(store, key)
-    places = {}
-    for what, artifact_key in (("target", pair.target_key), ("draft", pair.draft_key)):
-        artifact = store.get(artifact_key)
-        if artifact is None:
-            raise UserError(
-                f"generate: the {what} {artifact_key[:12]} is not in the store any more; run the pipeline again"
-            )
-        places[what] = str(artifact.path)
-    request = {
-        **places,
-        "prompt": prompt,
-        "depth_k": depth_k if depth_k is not None else max(1, pair.depth_k),
-        "max_new_tokens": max_new_tokens,
-        "device": device,
-        "num_threads": num_usable_cores(),
-    }
-    command = [sys.executable, "-m", "components.decoding.side_by_side"]
-    done = subprocess.run(command, cwd=ROOT, input=json.dumps(request), capture_output=True, text=True, check=False)
-    if done.returncode == 2:
-        raise UserError(done.stderr.strip().splitlines()[-1])
-    if done.returncode != 0:
-        raise RuntimeError(f"generate failed: {done.stderr.strip()[-2000:]}")
-    answer = dict(json.loads(done.stdout))
-    return {**answer, "method": pair.method, "depth_k": request["depth_k"]}
-
-
 def _winner(store: Store, key: str) -> Pair:
     policy = _policy(store, key)
     winner = policy.winner
@@ -124,7 +109,7 @@ def _policy(store: Store, key: str) -> Policy:
 
 
 def print_side_by_side(answer: dict[str, Any], console: Console) -> None:
-    """Two continuations of one prompt, with their speed."""
+    """Two continuations of one prompt (components/decoding/side_by_side.py), with their speed."""
     panels = []
     for name in ("plain", "speculative"):
         run = answer[name]

@@ -24,6 +24,10 @@ from storage.history import query as history
 from storage.history.records import PromotionRow
 from storage.registry.registry import changed_facts, notice_moves, versions_of
 
+MAX_FILES = 12
+VERSIONS = ("version", "aliases", "speedup", "95 %", "depth", "verdict", "gate", "release")
+LOG = ("when (UTC)", "alias", "what", "from", "to", "who", "why")
+
 
 def show(
     key: Annotated[str, typer.Argument(help="A key, or the beginning of one; or the name of a registered model.")],
@@ -91,9 +95,6 @@ def compact() -> None:
     echo(", ".join(f"{table}: {count} files" for table, count in merged.items()) or "nothing to merge")
 
 
-MAX_FILES = 12
-
-
 def print_artifact(store: Store, key: str, console: Console) -> None:
     """One artifact as a table of facts."""
     content = store.record_of(key)
@@ -147,10 +148,6 @@ def _what(store: Store, key: str) -> str:
     except (OSError, ValueError):
         return "(not in the store any more)"
     return f"{content['kind']} of step {content['record'].get('step', '?')}"
-
-
-VERSIONS = ("version", "aliases", "speedup", "95 %", "depth", "verdict", "gate", "release")
-LOG = ("when (UTC)", "alias", "what", "from", "to", "who", "why")
 
 
 def is_model(home: Path, name: str) -> bool:

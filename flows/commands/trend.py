@@ -25,6 +25,33 @@ from flows.commands.terminal import Format, echo, named_values, out, print_in
 from storage.artifacts.store import default_home
 from storage.history.query import open_history
 
+# Where a bare column name is looked for, in this order.
+VIEWS = (
+    "v_choice", "v_depth", "v_comparison", "v_acceptance", "v_speedup", "v_speed", "v_position", "v_map", "v_cost",
+    "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
+)  # fmt: skip
+TELLS_APART = (
+    "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget", "position",
+    "batch_size", "kv_len", "dtype", "kernel", "num_threads", "temperature", "engine", "concurrency", "source",
+)  # fmt: skip
+OUTCOMES = {"v_choice": {"depth_k"}, "v_draft": {"step"}}  # what differs from run to run and makes no other series
+INTERVALS = {
+    "speedup_meas": ("meas_lo", "meas_hi"),
+    "speedup_pred": ("pred_lo", "pred_hi"),
+    "al": ("al_lo", "al_hi"),
+    "ratio": ("lo", "hi"),
+    "change": ("lo", "hi"),
+    "al_now": ("now_lo", "now_hi"),
+    "al_then": ("then_lo", "then_hi"),
+}
+# When a row was made, by the column that says so -> which session of its artifact it is of.
+_SAME_SESSION = {
+    "created_at": "a.created_at = v.created_at",
+    "ended_at": "coalesce(a.session, '') = coalesce(v.session, '')",
+}
+_DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
+_BARS = "▁▂▃▄▅▆▇█"
+
 
 class Over(StrEnum):
     """What a trend runs over."""
@@ -57,34 +84,6 @@ def trend(
         draw(result, over.value, picture)
         if format_ is Format.table:
             echo(f"drawn: {picture}")
-
-
-# Where a bare column name is looked for, in this order.
-VIEWS = (
-    "v_choice", "v_depth", "v_comparison", "v_acceptance", "v_speedup", "v_speed", "v_position", "v_map", "v_cost",
-    "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
-)  # fmt: skip
-TELLS_APART = (
-    "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget", "position",
-    "batch_size", "kv_len", "dtype", "kernel", "num_threads", "temperature", "engine", "concurrency", "source",
-)  # fmt: skip
-OUTCOMES = {"v_choice": {"depth_k"}, "v_draft": {"step"}}  # what differs from run to run and makes no other series
-INTERVALS = {
-    "speedup_meas": ("meas_lo", "meas_hi"),
-    "speedup_pred": ("pred_lo", "pred_hi"),
-    "al": ("al_lo", "al_hi"),
-    "ratio": ("lo", "hi"),
-    "change": ("lo", "hi"),
-    "al_now": ("now_lo", "now_hi"),
-    "al_then": ("then_lo", "then_hi"),
-}
-# When a row was made, by the column that says so -> which session of its artifact it is of.
-_SAME_SESSION = {
-    "created_at": "a.created_at = v.created_at",
-    "ended_at": "coalesce(a.session, '') = coalesce(v.session, '')",
-}
-_DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
