@@ -49,7 +49,7 @@ LATE: dict[str, str] = {
     "components/data/sources/tables.py": "`datasets` takes seconds to load, and few sources are data sets of a hub",
     "flows/commands/inspect.py": "`validate` needs torch, `show` and `query` do not",
     "flows/commands/run.py": "Prefect's settings are read from the environment that prefect_server() prepares",
-    "flows/commands/services.py": "Prefect's settings are read from the environment that prepare() prepares",
+    "flows/commands/services.py": "prepare() prepares Prefect's settings; `status` does without what `doctor` examines",
     "components/speedup/imported/rows.py": "choose-depth answers at once, and few rows are Parquet files",
     "components/targets/source.py": "a plan reads where a target is; few targets come from a hub",
     "flows/execution/step_process.py": "a step's process needs Prefect only where a cluster carries its shards",

@@ -14,10 +14,8 @@ from flows.orchestration.prefect_server import prepare
 from flows.planning.plan import check_file
 from flows.services import control
 from flows.services.client import ApiError, PrefectApi, auth_file, is_held, pid_file, running, worker_is_online
-from flows.services.doctor import check_versions, examine
 from flows.services.processes import Settings, check_ports
 from flows.services.supervisor import kill_leftovers
-from storage import repair as damages
 from storage.artifacts.store import Store, default_home, require_writable
 
 PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Where Prefect's server and pages answer.")]
@@ -31,6 +29,8 @@ def up(
     mlflow_port: MlflowPort = 5000,
 ) -> None:
     """Start Prefect, MLflow and a worker, deploy every pipeline, and keep them running (until Ctrl-C, or `down`)."""
+    from flows.services.doctor import check_versions
+
     home = default_home()
     if not file.is_file():
         raise UserError(f"{file}: no such pipelines file; name another with --file")
@@ -94,6 +94,9 @@ def doctor(
     ] = False,
 ) -> None:
     """Look for what breaks runs and servers: versions, ports, disk, damaged files and databases. Exit code 1 if so."""
+    from flows.services.doctor import examine
+    from storage import repair as damages
+
     if repair:
         for line in damages.repair(default_home(), Store()) or ["nothing to repair"]:
             echo(f"  {line}")
