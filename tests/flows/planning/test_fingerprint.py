@@ -21,13 +21,17 @@ def keys(plan: Plan) -> dict[str, str]:
     return {step.name: step.key for step in plan.steps}
 
 
-def test_the_machine_enters_only_where_it_is_measured(plan_of: Callable[..., Plan]) -> None:
+def test_the_machine_enters_only_where_it_is_measured(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dataclasses import replace
 
     from components.machine import describe_machine
 
     other = replace(describe_machine("cpu"), machine_id="elsewhere")
-    before, after = keys(plan_of()), keys(plan_of(machine=other))
+    before = keys(plan_of())
+    monkeypatch.setattr("flows.planning.plan.describe_machine", lambda device: other)
+    after = keys(plan_of())
     assert {name for name in before if before[name] != after[name]} == {"timed[fern]", "timed[moss]"}
 
 
