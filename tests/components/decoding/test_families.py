@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from components.drafts.training.optimizer import Optimizer
 from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
 
 from components.contract import UserError
@@ -20,6 +19,7 @@ from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
+from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.load import open_target
