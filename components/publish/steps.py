@@ -1,6 +1,7 @@
 """The steps of components/publish, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
-A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands on
+all of its arguments; tests/components/test_steps.py holds the two signatures together.
 """
 
 from __future__ import annotations
@@ -39,17 +40,10 @@ def try_release(
         engines: the engines that will serve them, as in publish.export_release.
         llama_cpp: the folder with llama.cpp's converter, as in publish.export_release.
     """
+    arguments = locals().copy()
     from components.publish.release.dry_run import try_release as run
 
-    return run(
-        target,
-        methods=methods,
-        settings=settings,
-        draft_vocab_size=draft_vocab_size,
-        engines=engines,
-        llama_cpp=llama_cpp,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def export_release(
@@ -85,21 +79,10 @@ def export_release(
             $DRAFTSMITH_LLAMA_CPP and on the PATH. Without the converter, the release holds the folder that it reads,
             and the card says how to convert it.
     """
+    arguments = locals().copy()
     from components.publish.release.export import export_release as run
 
-    return run(
-        target,
-        drafts,
-        policy,
-        acceptance,
-        end_to_end,
-        engines=engines,
-        include=include,
-        license=license,
-        target_name=target_name,
-        llama_cpp=llama_cpp,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def upload_release(

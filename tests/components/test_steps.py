@@ -36,8 +36,8 @@ def test_a_step_has_the_parameters_of_its_implementation(address: str) -> None:
     assert all(parameter.default is inspect.Parameter.empty for parameter in implemented.values())
 
 
-@pytest.mark.parametrize("address", sorted(address for address in STEPS if address.startswith("data.")))
-def test_a_step_of_data_hands_on_what_its_implementation_takes(address: str) -> None:
+@pytest.mark.parametrize("address", sorted(name for name in STEPS if name.startswith(("data.", "publish."))))
+def test_a_step_hands_on_what_its_implementation_takes(address: str) -> None:
     step = STEPS[address]
     assert typing.get_type_hints(step) == typing.get_type_hints(implementation_of(step))
 
