@@ -23,8 +23,7 @@ import jinja2
 from components.engines.launch import FOLDER_OF_TARGET, HUB_ID, launch_lines, shallower_than
 from components.outside_json import JsonObject
 from components.policy import MeasuredArm, Policy
-from components.publish.card.lineage import Lineage
-from components.publish.card.training_data import REASONS, training_data
+from components.publish.card.lineage import REASONS, Lineage, training_data
 from components.release_record import ReleaseRecord
 from components.rows import ALL, DepthChoice, Request, read_rows
 from components.tables import format_estimate, format_interval, format_percent, format_ratio

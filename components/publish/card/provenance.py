@@ -20,8 +20,7 @@ from pathlib import Path
 
 from components.contract import UserError
 from components.outside_json import JsonObject
-from components.publish.card.lineage import ArtifactRecord, Lineage
-from components.publish.card.training_data import DataSource, sources_of
+from components.publish.card.lineage import ArtifactRecord, DataSource, Lineage, sources_of
 from components.publish.names import public_value
 from components.release_record import ReleaseRecord
 from components.source_code import CodeState
@@ -114,37 +113,26 @@ def check_provenance(content: JsonObject, record: ReleaseRecord, location: str) 
 
 def _component(artifact: ArtifactRecord, record: ReleaseRecord, target_files: Mapping[str, str]) -> JsonObject:
     """One artifact of the lineage as a CycloneDX component."""
-    is_model = artifact.kind in ("Target", "Draft") or artifact.key in (
-        record["serve"]["target_key"],
-        record["serve"]["draft_key"],
-    )
+    is_target = artifact.key == record["serve"]["target_key"]
+    is_model = is_target or artifact.kind in ("Target", "Draft") or artifact.key == record["serve"]["draft_key"]
     component: JsonObject = {
         "type": "machine-learning-model" if is_model else "data",
         "bom-ref": artifact.key,
         "name": _component_name(artifact, record),
         "version": artifact.key[:12],
     }
-    if artifact.key == record["serve"]["target_key"]:
-        component["components"] = [
-            _file_component(name, digest, artifact.key) for name, digest in sorted(target_files.items())
-        ]
-    elif artifact.kind == "Draft":
-        component["components"] = [
-            _file_component(name, digest, artifact.key) for name, digest in sorted(artifact.files.items())
-        ]
+    if is_target or artifact.kind == "Draft":
+        files = target_files if is_target else artifact.files
+        component["components"] = [_file_component(name, files[name], artifact.key) for name in sorted(files)]
     facts: JsonObject = {"record": "on this machine when released" if artifact.has_record else "not on this machine"}
     if artifact.has_record:
         info = {name: value for name, value in artifact.info.items() if isinstance(value, FACTS) and name != "model"}
-        facts |= {
-            "kind": artifact.kind,
-            "step": artifact.uses,
-            "seed": artifact.seed,
-            "code of the step, sha256": artifact.code,
-        }
+        facts |= {"kind": artifact.kind, "step": artifact.uses, "seed": artifact.seed}
+        facts |= {"code of the step, sha256": artifact.code}
         facts |= {"commit": artifact.commit, "files changed since the commit": _yes_or_no(artifact.changed)}
         facts |= {f"machine {name}": artifact.machine.get(name) for name in MACHINE}
         settings = public_value(artifact.settings)
-        if artifact.key == record["serve"]["target_key"] and "model" in settings:
+        if is_target and "model" in settings:
             settings["model"] = record["target"]["model"]  # its name in the release
         facts |= {"settings": json.dumps(settings, sort_keys=True, ensure_ascii=False)}
         facts |= {f"fact {name}": public_value(value) for name, value in info.items()}

@@ -2,9 +2,9 @@
 
 Any layout can hold it. In place of the weight of a linear layer, `m.weight`, there are `m.weight_packed`,
 `m.weight_scale` and `m.weight_shape` (drafts/storage/quantisation.py), and the `quantization_config` of config.json
-gives bits,
-groups and the layers that are not quantised. Only weight-only, symmetric integers are accepted: the other features of
-compressed-tensors (activations, zero points, fp8, sparsity) are refused, because Draftsmith does not check them.
+gives bits, groups and the layers that are not quantised. Only weight-only, symmetric integers are accepted: the other
+features of compressed-tensors (activations, zero points, fp8, sparsity) are refused, because Draftsmith does not check
+them.
 
 For engines the target "Linear" excludes the LM head, which is therefore named where it is quantised.
 """

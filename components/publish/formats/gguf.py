@@ -3,9 +3,9 @@
 The converter reads an EAGLE-3 folder and its target's folder, or an ordinary Llama. It runs in a process of its own on
 a folder that has passed our checks, and the header of the file that it writes is checked.
 
-The texts in a GGUF file: its metadata without the vocabulary.
-
-A vocabulary is megabytes of meaningless words; the entries after it, such as the chat template, matter.
+The search for private names reads a file's metadata without its vocabulary, which is megabytes of meaningless words;
+the entries after it, such as the chat template, matter. The reader of package `gguf` takes 7 s and 500 MB for a
+vocabulary of 150,000 (this one: 0.1 s), and takes a text that is cut short for a whole one.
 Form: magic, version u32, tensors u64, entries u64. An entry is a name (u64 length, UTF-8), a type u32 and a value. A
 string is stored like a name; an array is a type u32, a count u64 and the values.
 """

@@ -341,24 +341,15 @@ def _write_target_record(target: Target, file: Path) -> None:
     write_json(file, {**record, "files": facts})
 
 
-def _target_files(folder: Path) -> dict[str, str]:
-    """File of the target -> sha256, from target.json."""
-    files = read_object(folder / "target.json")["files"]
-    return {str(name): str(facts["sha256"]) for name, facts in files.items()}
-
-
-def _is_tokenizer_file(name: str) -> bool:
-
-    return any(fnmatch.fnmatch(name, pattern) for pattern in TOKENIZER)
-
-
 def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, policy: DepthPolicy) -> None:
     """Write policy, model card, provenance.json and release.json; SHA256SUMS last, over everything else."""
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
             shutil.copyfile(policy.path / name, folder / name)
-    target_files = _target_files(folder / "draftsmith")
-    record["tokenizer"] = {name: digest for name, digest in target_files.items() if _is_tokenizer_file(name)}
+    files = read_object(folder / "draftsmith" / "target.json")["files"]
+    target_files = {str(name): str(facts["sha256"]) for name, facts in files.items()}
+    of_tokenizer = {name for pattern in TOKENIZER for name in fnmatch.filter(target_files, pattern)}
+    record["tokenizer"] = {name: digest for name, digest in target_files.items() if name in of_tokenizer}
     record["launch"] = launch_commands(record)
     code = code_state()
     record["code"] = {"commit": code.commit, "changed": code.changed}
