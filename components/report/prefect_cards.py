@@ -161,20 +161,18 @@ def cost_table(cells: Sequence[CostCell]) -> Table:
         arm = (cell.method, cell.phase, cell.batch_size, cell.tree_budget or 0, cell.depth_k)
         groups[arm].append(cell.median_ns / 1e6)
     trees = any(budget for *_, budget, _ in groups)
-    rows = [
-        [
-            method or "-",
-            phase.replace("_", " "),
-            str(batch),
-            *([chain_or_tree(budget or None)] if trees else []),
-            str(depth),
-            f"{median(times):.2f}",
-            str(len(times)),
-        ]
-        for (method, phase, batch, budget, depth), times in sorted(groups.items())
-    ]
-    header = ["drafter", "phase", "batch", *(["shape"] if trees else []), "depth", "median ms", "cells"]
-    return Table(header, rows)
+    return Table.of(
+        sorted(groups.items()),
+        {
+            "drafter": lambda item: item[0][0] or "-",
+            "phase": lambda item: item[0][1].replace("_", " "),
+            "batch": lambda item: str(item[0][2]),
+            "shape": (lambda item: chain_or_tree(item[0][3] or None)) if trees else None,
+            "depth": lambda item: str(item[0][4]),
+            "median ms": lambda item: f"{median(item[1]):.2f}",
+            "cells": lambda item: str(len(item[1])),
+        },
+    )
 
 
 def speed_table(requests: Sequence[Request]) -> Table:
@@ -184,34 +182,29 @@ def speed_table(requests: Sequence[Request]) -> Table:
     """
     groups: dict[tuple[str, str, int, int, int, str, str], list[Request]] = defaultdict(list)
     for r in requests:
-        arm = (r.method, r.draft_key, r.tree_budget or 0, r.batch_size, r.depth_k, r.kernel, r.dtype)
-        groups[arm].append(r)
+        groups[r.method, r.draft_key, r.tree_budget or 0, r.batch_size, r.depth_k, r.kernel, r.dtype].append(r)
     trees, batches = any(arm[2] for arm in groups), {arm[3] for arm in groups}
     names = distinct_names((method, key) for method, key, *_ in groups)
-    rows = []
-    for (method, draft_key, budget, batch, depth, kernel, dtype), some in sorted(groups.items()):
-        tokens_a_second = tokens_per_s(some)
-        speed = "-" if tokens_a_second is None else f"{tokens_a_second:.1f}"
-        compared = [r for r in some if r.identical is not None]
-        same = f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
-        failed = sum(r.status == "error" for r in some)
-        rows.append(
-            [
-                "plain" if method == "none" else names[method, draft_key],
-                *([chain_or_tree(budget or None)] if trees else []),
-                *([str(batch)] if len(batches) > 1 else []),
-                str(depth),
-                kernel_name(kernel),
-                dtype,
-                str(len(some)),
-                speed,
-                same,
-                str(failed),
-            ]
-        )
-    varying = [*(["shape"] if trees else []), *(["batch"] if len(batches) > 1 else [])]
-    header = ["arm", *varying, "depth", "kernel", "dtype", "requests", "tokens/s", "same tokens as plain", "failed"]
-    return Table(header, rows)
+    return Table.of(
+        [some for _, some in sorted(groups.items())],
+        {
+            "arm": lambda some: "plain" if some[0].method == "none" else names[some[0].method, some[0].draft_key],
+            "shape": (lambda some: chain_or_tree(some[0].tree_budget or None)) if trees else None,
+            "batch": (lambda some: str(some[0].batch_size)) if len(batches) > 1 else None,
+            "depth": lambda some: str(some[0].depth_k),
+            "kernel": lambda some: kernel_name(some[0].kernel),
+            "dtype": lambda some: some[0].dtype,
+            "requests": lambda some: str(len(some)),
+            "tokens/s": lambda some: "-" if (speed := tokens_per_s(some)) is None else f"{speed:.1f}",
+            "same tokens as plain": _same_tokens,
+            "failed": lambda some: str(sum(r.status == "error" for r in some)),
+        },
+    )
+
+
+def _same_tokens(requests: Sequence[Request]) -> str:
+    compared = [r for r in requests if r.identical is not None]
+    return f"{sum(bool(r.identical) for r in compared)} of {len(compared)}" if compared else "-"
 
 
 def _select_columns(table: Table, names: Sequence[str]) -> Table:

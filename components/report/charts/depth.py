@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from components.policy import AcceptanceSummary, MeasuredArm
 from components.report.charts.svg import Point, Series, bar_chart, line_chart
 from components.rows import CostCell, DepthChoice, DepthEval
 
+PLAIN = Series("plain", "ink", "level", [Point(0, 1.0)])
+"""Plain decoding, the unit of speedups."""
+
 
 def speedup_chart(evals: Sequence[DepthEval], arms: Sequence[MeasuredArm], choice: DepthChoice) -> str:
     """Predicted (line and band) and measured (dots) speedup at each depth, plain decoding and prompt lookup."""
-    measured = [Point(e.depth_k, e.speedup_meas, e.meas_lo, e.meas_hi) for e in evals if e.speedup_meas is not None]
-    series = [
-        Series("predicted", "pred", "line", [Point(e.depth_k, e.speedup_pred, e.pred_lo, e.pred_hi) for e in evals])
-    ]
-    if measured:
-        series.append(Series("measured", "meas", "dots", measured))
+    series = speedup_series(((e.depth_k, e) for e in evals), "line")
     same = [a for a in arms if a.method == "ngram" and a.batch_size == choice.batch_size]
     lookup = max((a.speedup for a in same), default=None)
     if lookup is not None:
         series.append(Series("prompt lookup", "other", "level", [Point(0, lookup)]))
-    series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
+    series.append(PLAIN)
     return line_chart(series, "draft depth k", "speedup by draft depth", marked_x=choice.depth_k, unit="x")
 
 
@@ -52,6 +50,19 @@ def cost_chart(evals: Sequence[DepthEval], cells: Sequence[CostCell], choice: De
         Series("one plain step", "other", "level", [Point(0, drafted[0].t_target_ms if drafted else 0.0)]),
     ]
     return line_chart(series, "draft depth k", "cost of a round by draft depth", choice.depth_k or None, " ms", True)
+
+
+def speedup_series(
+    rows: Iterable[tuple[float, DepthEval | DepthChoice]], style: str, aside: float = 0.0
+) -> list[Series]:
+    """Predicted speedups and, as dots, those that were measured. rows: (x, row); aside: how far each kind is off x."""
+    rows = list(rows)
+    predicted = [Point(x - aside, row.speedup_pred, row.pred_lo, row.pred_hi) for x, row in rows]
+    measured = [
+        Point(x + aside, row.speedup_meas, row.meas_lo, row.meas_hi) for x, row in rows if row.speedup_meas is not None
+    ]
+    dots = [Series("measured", "meas", "dots", measured)] if measured else []
+    return [Series("predicted", "pred", style, predicted), *dots]
 
 
 def _block_times(cells: Sequence[CostCell]) -> dict[int, list[float]]:
@@ -98,15 +109,6 @@ def marginal_chart(evals: Sequence[DepthEval]) -> str:
 
 def workload_chart(choices: Sequence[DepthChoice]) -> str:
     """Predicted and measured speedup of each workload at the depth that it would choose, side by side."""
-    predicted = [Point(i - 0.08, c.speedup_pred, c.pred_lo, c.pred_hi) for i, c in enumerate(choices)]
-    measured = [
-        Point(i + 0.08, c.speedup_meas, c.meas_lo, c.meas_hi)
-        for i, c in enumerate(choices)
-        if c.speedup_meas is not None
-    ]
-    series = [Series("predicted", "pred", "dots", predicted)]
-    if measured:
-        series.append(Series("measured", "meas", "dots", measured))
-    series.append(Series("plain", "ink", "level", [Point(0, 1.0)]))
+    series = [*speedup_series(enumerate(choices), "dots", aside=0.08), PLAIN]
     labels = [f"{c.workload} ({c.depth_k})" for c in choices]
     return line_chart(series, "workload (its depth)", "speedup by workload", unit="x", x_labels=labels)

@@ -16,7 +16,7 @@ from statistics import median
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
-from components.policy import AcceptanceSummary, MeasuredArm, Mixture, Policy, read_policy
+from components.policy import MeasuredArm, Mixture, Policy, read_policy
 from components.release_record import read_release
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import write_pictures
@@ -160,7 +160,7 @@ def drafter_facts(
         "cost_chart": cost_chart(by_depth, timed, choice),
         "acceptance_chart": acceptance_chart(deepest),
         "marginal_chart": marginal_chart(by_depth),
-        "conventions": deepest if not choice.depth_k else _summary_at(positions, choice.depth_k),
+        "conventions": next((a for a in positions if choice.depth_k and a.depth_k == choice.depth_k), deepest),
         # The formula without host time, for comparison where the prediction includes it.
         "bare": next(e.al / e.cost_ratio for e in by_depth if e.depth_k == choice.depth_k),
         "host": [(r.depth_k, r.t_host_ms) for r in host if r.t_host_ms is not None],
@@ -199,10 +199,6 @@ def _count_rows(
         "warm-up requests": sum(r.is_warmup for r in requests),
         "failed requests": sum(r.status == "error" for r in requests),
     }
-
-
-def _summary_at(positions: Sequence[AcceptanceSummary], depth: int) -> AcceptanceSummary:
-    return next(a for a in positions if a.depth_k == depth)
 
 
 def _describe_mixture(mixture: Mixture) -> str:

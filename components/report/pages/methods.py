@@ -15,6 +15,7 @@ from components.contract import Context, DepthPolicy, Draft, Page, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
 from components.policy import MeasuredArm, read_policy
+from components.report.charts.depth import PLAIN, speedup_series
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
 from components.report.summary import verdict_in_words
@@ -130,21 +131,12 @@ def methods_charts(drafters: Sequence[Drafter]) -> list[tuple[str, str, str]]:
         for quantity, series in lines.items():
             points = [Point(e.depth_k, getattr(e, quantity)) for e in d.evals]
             series.append(Series(d.name, PALETTE[i % len(PALETTE)], "line", points))
-    dots = list(enumerate(d.choice for d in drafters))
-    speeds = [
-        Series("predicted", "pred", "dots", [Point(i - 0.1, c.speedup_pred, c.pred_lo, c.pred_hi) for i, c in dots])
-    ]
-    measured = [(i, c, c.speedup_meas) for i, c in dots if c.speedup_meas is not None]
-    if measured:
-        speeds.append(
-            Series("measured", "meas", "dots", [Point(i + 0.1, v, c.meas_lo, c.meas_hi) for i, c, v in measured])
-        )
-    plain = Series("plain", "ink", "level", [Point(0, 1.0)])
+    speeds = speedup_series(enumerate(d.choice for d in drafters), "dots", aside=0.1)
     depth, names = "draft depth k", [d.name for d in drafters]
     acceptance = line_chart(lines["al"], depth, "acceptance length by draft depth")
     cost = line_chart(lines["cost_ratio"], depth, "cost by draft depth")
-    by_depth = line_chart([*lines["speedup_pred"], plain], depth, "speedup by draft depth", unit="x")
-    at_chosen = line_chart([*speeds, plain], "method", "speedup by method", unit="x", x_labels=names)
+    by_depth = line_chart([*lines["speedup_pred"], PLAIN], depth, "speedup by draft depth", unit="x")
+    at_chosen = line_chart([*speeds, PLAIN], "method", "speedup by method", unit="x", x_labels=names)
     return [
         ("Acceptance by depth", "Tokens kept a round, the target's own included.", acceptance),
         ("Cost by depth", "Time of a round over that of one plain step.", cost),
