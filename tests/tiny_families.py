@@ -153,7 +153,15 @@ FAMILIES: Mapping[str, Settings] = {
         "no_rope_layers": [1, 1, 1, 0] * 2,
         "interleave_moe_layer_step": 2,
     },
-    "mimo_v2_flash": {**_EXPERTS, **_WINDOW},
+    "mimo_v2_flash": {
+        **_EXPERTS,
+        **_WINDOW,
+        "v_head_dim": 8,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
     "minicpm3": {**_LATENT, "scale_emb": 2, "dim_model_base": 16},
     "minimax_m2": _EXPERTS,
     "ministral": _WINDOW,
@@ -193,7 +201,7 @@ FAMILIES: Mapping[str, Settings] = {
 }
 """Model type of transformers -> settings of its tiny model beside the common ones."""
 
-_REFUSED: Mapping[str, Settings] = {
+REFUSED: Mapping[str, Settings] = {
     "bloom": {"n_layer": NUM_LAYERS, "n_head": 4},
     "deepseek_v4": {**_EXPERTS, **_LATENT},
     "gemma3n_text": {
@@ -240,7 +248,10 @@ _VISION: Settings = {
 def family_config(family: str) -> Any:
     """The configuration of a tiny model of this family."""
     if family not in MULTIMODAL:
-        return AutoConfig.for_model(family, **{**_COMMON, **{**FAMILIES, **_REFUSED}[family]})
+        settings = {**_COMMON, **{**FAMILIES, **REFUSED}[family]}
+        if family in ("gpt2", "gpt_neox"):  # their heads share nothing
+            settings = {name: value for name, value in settings.items() if name != "num_key_value_heads"}
+        return AutoConfig.for_model(family, **settings)
     text = family_config(MULTIMODAL[family]).to_dict()
     if family.startswith("qwen") and family.endswith(("_vl", "_vl_moe")):
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}

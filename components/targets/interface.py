@@ -3,6 +3,7 @@
 Names used everywhere: tokens are x_0, x_1, ...; column t is the position of x_t. A pass over it gives
   logits[t]: the distribution of x_{t+1};
   taps[t]:   concat(HF hidden_states[2], hidden_states[n//2], hidden_states[n-3]) at column t, width 3 * hidden_size;
+             fewer than seven layers have others (shape.taps_of);
   last[t]:   the last layer's output BEFORE the final norm, width hidden_size.
 Shapes: B = sequences, T = rows of this pass, V = vocabulary, H = hidden size.
 """

@@ -41,8 +41,26 @@ class TargetShape:
 
     @property
     def tap_layers(self) -> tuple[int, int, int]:
-        """HF hidden_states indices of the EAGLE-3 taps: 2, n//2, n-3 (0 is the embedding)."""
-        return (2, self.num_layers // 2, self.num_layers - 3)
+        """HF hidden_states indices of the EAGLE-3 taps (0 is the embedding): see `taps_of`."""
+        return taps_of(self.num_layers)
+
+    @property
+    def has_usual_taps(self) -> bool:
+        """Whether the taps are those that engines take where a drafter's config names none: 2, n//2, n-3."""
+        return self.num_layers >= FEWEST_LAYERS_OF_USUAL_TAPS
+
+
+FEWEST_LAYERS_OF_USUAL_TAPS = 7
+"""Fewest layers of which 2, n//2 and n-3 are three different ones before the last."""
+MIN_LAYERS = 4
+"""Fewest layers that have three outputs before the last layer's."""
+
+
+def taps_of(num_layers: int) -> tuple[int, int, int]:
+    """The hidden_states that drafters read of a target: EAGLE-3's 2, n//2 and n-3, in shallow targets 1, n//2, n-1."""
+    if num_layers < FEWEST_LAYERS_OF_USUAL_TAPS:
+        return (1, num_layers // 2, num_layers - 1)
+    return (2, num_layers // 2, num_layers - 3)
 
 
 _POSITIVE = (
@@ -51,8 +69,6 @@ _POSITIVE = (
 )
 _LARGEST = 1 << 31
 _MAX_LAYERS = 10_000
-MIN_LAYERS = 7
-"""Fewest layers for which the taps 2, n//2 and n-3 are three different layers before the last."""
 
 
 def shape_of(config: Any, location: str, *, tapped: bool = True) -> TargetShape:
@@ -93,9 +109,9 @@ def _shape_of(outer: Any, config: Any, location: str, tapped: bool) -> TargetSha
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"{location}: {architecture} has an encoder; Draftsmith needs a decoder-only causal LM")
     num_layers = int(config.num_hidden_layers)
-    if tapped and (num_layers < MIN_LAYERS or len({2, num_layers // 2, num_layers - 3}) < 3):
+    if tapped and num_layers < MIN_LAYERS:
         raise UserError(
-            f"{location}: {num_layers} layers; the three feature taps (2, n//2, n-3) need at least {MIN_LAYERS}; "
+            f"{location}: {num_layers} layers; three auxiliary hidden states need at least {MIN_LAYERS}; "
             "choose a deeper model"
         )
     hidden_size = int(config.hidden_size)
@@ -136,6 +152,29 @@ def _intermediate_size(config: Any, hidden_size: int) -> int:
     return int(max(sizes) if isinstance(sizes, list | tuple) else sizes)
 
 
+LAYER_KINDS = {
+    "full_attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "indexed_attention": "sparse",
+    "hybrid": "full and state",
+    "hybrid_sliding": "window and state",
+    "attention": "full",
+    **dict.fromkeys(("linear_attention", "conv", "mamba"), "state"),
+}
+"""Layer types of transformers, in words; others stand under their own names."""
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """The kinds of layers of a model, each once: what of the text so far they look at."""
+    config = _text_config(config)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+        types = ["sliding_attention" if window else "chunked_attention" if chunk else "full_attention"]
+    return sorted({LAYER_KINDS.get(name, name) for name in types})
+
+
 def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     """Bytes one token takes in the KV cache over all layers; itemsize: bytes of one number.
 
@@ -144,15 +183,24 @@ def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     n (kv_lora_rank + qk_rope_head_dim).
     """
     config = _text_config(config)
-    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    num_layers = sum("attention" in name or name.startswith("hybrid") for name in types if name != "linear_attention")
-    if getattr(config, "kv_lora_rank", None) and hasattr(config, "qk_rope_head_dim"):
-        numbers = config.kv_lora_rank + config.qk_rope_head_dim
-    else:
-        attention_heads = getattr(config, "num_attention_heads", None) or max(1, config.hidden_size // 64)
-        heads = getattr(config, "num_key_value_heads", None) or attention_heads
-        numbers = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // attention_heads)
-    return int(num_layers * numbers * itemsize)
+    layers = config.per_layer_config
+    types = getattr(config, "layer_types", None) or ["full_attention"] * len(layers)
+    sharing = getattr(config, "kv_sharing_modes", None) or [""] * len(layers)
+    kinds = zip(layers, types, sharing, strict=True)
+    return itemsize * sum(_kv_numbers(layer, name) for layer, name, shared in kinds if shared != "reuse")
+
+
+def _kv_numbers(layer: Any, layer_type: str) -> int:
+    """Numbers that a layer of this configuration caches for each token."""
+    if LAYER_KINDS.get(layer_type) == "state" or layer_type in ("moe", "mlp"):
+        return 0
+    indexer = int(layer.index_head_dim) if layer_type == "indexed_attention" else 0
+    if getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_rope_head_dim"):
+        return int(layer.kv_lora_rank + layer.qk_rope_head_dim) + indexer
+    attention_heads = getattr(layer, "num_attention_heads", None) or max(1, layer.hidden_size // 64)
+    heads = getattr(layer, "num_key_value_heads", None) or attention_heads
+    width = getattr(layer, "head_dim", None) or layer.hidden_size // attention_heads
+    return int(heads * (width + (getattr(layer, "v_head_dim", None) or width))) + indexer
 
 
 def rope_parameters(config: Any) -> JsonObject:
@@ -164,10 +212,7 @@ def rope_parameters(config: Any) -> JsonObject:
 
 def is_full_attention(config: Any) -> bool:
     """Whether every layer attends to all positions."""
-    types = getattr(config, "layer_types", None)
-    if types is not None:
-        return set(types) == {"full_attention"}
-    return not getattr(config, "sliding_window", None) and not getattr(config, "attention_chunk_size", None)
+    return layer_kinds(config) == ["full"]
 
 
 def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ from components.data.formats.responses import Conversation, open_answers, read_s
 from components.files import sweep, written_whole
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
+from components.targets.shape import taps_of
 
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
@@ -163,11 +164,10 @@ def write_features_manifest(
     """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
     shape = target_facts(target)["shape"]
     rows = [row for number, name in enumerate(names) for row in _manifest_rows(answers.path / name, number)]
-    num_layers = int(shape["num_layers"])
     manifest: FeaturesManifest = {
         "target_key": target.key,
         "answers_key": answers.key,
-        "tap_layers": [2, num_layers // 2, num_layers - 3],
+        "tap_layers": list(taps_of(int(shape["num_layers"]))),
         "hidden_size": int(shape["hidden_size"]),
         "vocab_size": int(shape["vocab_size"]),
         "dtype": "bfloat16",

@@ -1,9 +1,9 @@
 """The EAGLE-3 checkpoint that llama.cpp, vLLM, SGLang, MNN, speculators and SpecForge load.
 
 Names and config keys are those of the first public EAGLE-3 release (`midlayer.*`, `d2t` as offsets). The tapped layers
-are left out of the config: every engine defaults to Hugging Face hidden_states[2, n//2, n-3], which Draftsmith trains
-on, while explicit ids mean different layers in different engines (`tap_ids`). EAGLE-3.1's two norms have the names
-and flags that vLLM reads; an engine's profile says whether it honours them.
+are left out of the config where they are Hugging Face hidden_states[2, n//2, n-3], every engine's default, because
+explicit ids mean different layers in different engines (`tap_ids`); of shallow targets they are named at both places.
+EAGLE-3.1's two norms have the names and flags that vLLM reads; an engine's profile says whether it honours them.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Eagle3Layout(AbstractLlamaLayout):
             **scaling_field(drafter),
             **{name: True for name in NORM_FLAGS if settings.get(name)},
         }
+        if not shape.has_usual_taps:
+            config |= {TAPS: list(shape.tap_layers), "eagle_config": {TAPS: [one - 1 for one in shape.tap_layers]}}
         return Checkpoint(config, drop_whole_vocabulary(drafter.tensors, shape.vocab_size))
 
     def recognises(self, config: Config, names: frozenset[str]) -> bool:

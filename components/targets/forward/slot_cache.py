@@ -148,6 +148,11 @@ class SlotCache(AbstractCache):
     def bytes_per_token(self) -> int:
         return self._bytes_per_token
 
+    def num_bytes(self) -> int:
+        """Bytes of what is kept for each slot; recurrent states have one size and do not count."""
+        parts = (getattr(layer, name, None) for layer in self.attention_layers for name in _SLOT_TENSORS)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
     @property
     def positions(self) -> Tensor:
         """int64 [B, slots]: the column of each live slot; dead slots have the one before."""

@@ -19,7 +19,7 @@ from components.targets.forward.layer_masks import mask_plan
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
 from components.targets.forward.slot_cache import SlotCache, cache_layers
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
-from components.targets.shape import MIN_LAYERS, TargetShape, kv_bytes_per_token
+from components.targets.shape import MIN_LAYERS, TargetShape
 from components.text import message_of
 
 _MOST_MASKED = 1 << 26
@@ -48,7 +48,7 @@ class TransformersTarget(AbstractTarget):
         self._masks = mask_plan(self._config, location)
         self._location = location
         cache_layers(self._config, location)  # raises for layers that cannot drop tokens
-        self._bytes_per_token = kv_bytes_per_token(model.config, self.dtype.itemsize)
+        self._bytes_per_token = 0
         self._recorder = Recorder([])
         self._caught: dict[int | str, Tensor] = {}
         self._catching = False
@@ -57,7 +57,9 @@ class TransformersTarget(AbstractTarget):
         ids = torch.arange(_TRIAL).clamp(max=shape.vocab_size - 1)[None]
         try:
             self._find_parts(ids, location)
-            whole = self.forward(ids, self.new_cache(1, _TRIAL), features=True)
+            cache = self.new_cache(1, _TRIAL)
+            whole = self.forward(ids, cache, features=True)
+            self._bytes_per_token = cache.num_bytes() // _TRIAL
             in_pieces = self._run_in_pieces(ids)
             if self._recorder.modules and whole.logits is not None and not _close(in_pieces, whole.logits):
                 self._recorder.continues = False

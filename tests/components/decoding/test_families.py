@@ -7,11 +7,12 @@ and some are not. The other methods take turns over the families, untrained, as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
+from family_decoding import LENGTH, PROMPTS, Alone, said_alone
+from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE
 
 from components.contract import UserError
 from components.decoding.batch import decode_batch
@@ -21,8 +22,6 @@ from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
 from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
-from components.targets.forward.transformers_model import TransformersTarget
-from components.targets.load import open_target
 
 LIKE_OTHERS = (
     *("afmoe", "apertus", "arcee", "cohere", "deepseek_v2", "dots1", "ernie4_5", "exaone4", "gemma", "gemma4", "glm4"),
@@ -32,49 +31,12 @@ LIKE_OTHERS = (
 """Families whose kinds of layers another one has as well: they decode in the campaign of all families alone."""
 EVERY = [family for family in (*FAMILIES, *MULTIMODAL) if family not in LIKE_OTHERS]
 OTHERS = [method for method in METHODS if method != "eagle3"]
-PROMPTS = [[5, 9, 2, 7], [3, 8], [11, 4, 4, 8, 30, 2, 6, 19, 25]]
-LENGTH = 16
 STEPS = 20
-
-
-class Alone(NamedTuple):
-    """A family, and what its own `generate` says to each prompt: tokens and logits [LENGTH, V]."""
-
-    family: str
-    target: TransformersTarget
-    tokens: list[list[int]]
-    logits: list[torch.Tensor]
 
 
 @pytest.fixture(scope="module", params=EVERY)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    torch.set_num_threads(1)
-    target = open_target(make_family(request.param, tmp_path_factory.mktemp(request.param)), kernel="transformers")
-    assert isinstance(target, TransformersTarget)
-    target.model.generation_config.eos_token_id = None
-    tokens, logits = [], []
-    for prompt in PROMPTS:
-        said = target.model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=LENGTH,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        tokens.append(said.sequences[0, len(prompt) :].tolist())
-        logits.append(torch.cat(said.logits))
-    yield Alone(request.param, target, tokens, logits)
-
-
-def assert_says_the_same(alone: Alone, answers: list[list[int]]) -> None:
-    """Equal token for token; where two tokens lead by less than rounding, the answers may part."""
-    for expected, answer, logits in zip(alone.tokens, answers, alone.logits, strict=True):
-        assert len(answer) == LENGTH
-        apart = next((place for place in range(LENGTH) if answer[place] != expected[place]), None)
-        if apart is not None:
-            best = logits[apart].topk(2)
-            assert answer[apart] in best.indices.tolist()
-            assert float(best.values[0] - best.values[1]) < 1e-2, f"{alone.family}: token {apart} differs"
+    yield said_alone(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def trained_on_own_text(alone: Alone) -> Any:
@@ -106,7 +68,7 @@ def test_eagle3_trains_on_and_drafts_for_every_family(alone: Alone) -> None:
     drafted = accepted = 0
     for depth in range(1, 5):
         run = decode_batch(alone.target, draft, PROMPTS, max_new_tokens=LENGTH, depth=depth, ignore_eos=True)
-        assert_says_the_same(alone, [one.tokens for one in run])
+        assert not alone.first_fault([one.tokens for one in run])
         drafted += sum(r.drafted for one in run for r in one.rounds)
         accepted += sum(r.accepted for one in run for r in one.rounds)
     assert 0 < accepted < drafted, "some guesses are right, and some are dropped"
@@ -125,7 +87,7 @@ def test_other_methods_draft_for_the_families_in_turn(alone: Alone) -> None:
         decode(alone.target, draft, prompt, max_new_tokens=LENGTH, depth=depth, ignore_eos=True).tokens
         for prompt in PROMPTS
     ]
-    assert_says_the_same(alone, answers)
+    assert not alone.first_fault(answers)
 
 
 def test_trees_are_verified_or_refused_by_name(alone: Alone) -> None:
@@ -137,4 +99,4 @@ def test_trees_are_verified_or_refused_by_name(alone: Alone) -> None:
             decode_batch(alone.target, draft, PROMPTS, **arguments)
     else:
         answers = decode_batch(alone.target, draft, PROMPTS, **arguments)
-        assert_says_the_same(alone, [answer.tokens for answer in answers])
+        assert not alone.first_fault([answer.tokens for answer in answers])

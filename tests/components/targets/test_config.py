@@ -88,7 +88,7 @@ def broken_config(folder: Path) -> None:
         (broken_config, "config.json: is not JSON"),
         (changed_config(model_type="no_such_model"), "config.json cannot be used"),
         (changed_config(model_type="vit"), "not a causal LM"),
-        (changed_config(num_hidden_layers=6, layer_types=["full_attention"] * 6, max_window_layers=6), "at least 7"),
+        (changed_config(num_hidden_layers=3, layer_types=["full_attention"] * 3, max_window_layers=3), "at least 4"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

@@ -11,7 +11,7 @@ from tiny_targets import make_tiny_tokenizer
 
 from components.contract import Context
 from components.targets import load_target
-from components.targets.shape import kv_bytes_per_token
+from components.targets.shape import MIN_LAYERS, kv_bytes_per_token, taps_of
 
 LAYERS, HEADS, HEAD_DIM = 8, 4, 16
 LATENT, ROTARY = 24, 8
@@ -56,6 +56,13 @@ def model_of(attention: str) -> Any:
         common |= {"num_key_value_heads": 2, "num_experts": 4, "head_dim": HEAD_DIM}
         return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**common, **experts))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, head_dim=HEAD_DIM))
+
+
+def test_taps_are_three_layers_before_the_last_and_the_usual_ones_where_those_exist() -> None:
+    for num_layers in range(MIN_LAYERS, 200):
+        first, second, third = taps_of(num_layers)
+        assert 0 < first < second < third < num_layers
+        assert num_layers < 7 or (first, second, third) == (2, num_layers // 2, num_layers - 3)
 
 
 @pytest.mark.parametrize("attention", NUMBERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tiny_formats import drafter_state
 from components.contract import UserError
 from components.drafts.interface import AbstractDraft
 from components.publish.formats.checkpoint import Checkpoint
+from components.publish.formats.eagle3 import TAPS, tap_ids
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import (
     check_checkpoint,
@@ -18,6 +20,17 @@ from components.publish.formats.registry import (
 )
 
 Networks = Callable[[str, dict[str, Any]], AbstractDraft]
+
+
+def test_taps_of_a_shallow_target_are_named_at_both_places(networks: Networks, source: Source) -> None:
+    """Engines would tap [2, 2, 2] of five layers; where their default is right, nothing is named."""
+    layout, drafter = layout_of("eagle3"), drafter_state(networks("eagle3", {}), {})
+    assert TAPS not in layout.lay_out(drafter, source).config
+    shallow = replace(source, shape=replace(source.shape, num_layers=5))
+    config = layout.lay_out(drafter, shallow).config
+    assert (config[TAPS], config["eagle_config"][TAPS]) == ([1, 2, 4], [0, 1, 3])
+    assert tap_ids(config) == list(shallow.shape.tap_layers)
+    check_checkpoint(layout, layout.lay_out(drafter, shallow), "here", shallow.shape)
 
 
 @pytest.mark.parametrize(

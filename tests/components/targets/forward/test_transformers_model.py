@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 from changed_folders import changed_config
-from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
+from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, REFUSED, VOCAB_SIZE, make_family
 
 from components.contract import UserError
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
+from components.targets.shape import kv_bytes_per_token
 
 EVERY = [*FAMILIES, *MULTIMODAL]
 LENGTH = 40
-REFUSED = {
+REASONS = {
     "bloom": "ALiBi",
     "deepseek_v4": "heavily_compressed_attention",
     "gemma3n_text": "several streams",
@@ -108,6 +109,15 @@ def test_logits_are_the_head_of_the_last_state(opened: TransformersTarget) -> No
     torch.testing.assert_close(opened.unembed(opened.final_norm(passed.last)), passed.logits, rtol=1e-5, atol=1e-5)
 
 
+def test_a_token_takes_the_bytes_that_are_said(opened: TransformersTarget) -> None:
+    """By the configuration alone, before any weight is read; and by the cache of the opened model."""
+    cache = opened.new_cache(1, 16)
+    opened.forward(texts(1, 10), cache)
+    assert cache.num_bytes() == 10 * cache.bytes_per_token()
+    if opened.model.config.model_type != "mimo_v2_flash":  # its windows have twice the heads that its config names
+        assert kv_bytes_per_token(opened.model.config, 4) == cache.bytes_per_token()
+
+
 def test_a_sequence_moves_to_another_batch_with_its_states(opened: TransformersTarget) -> None:
     ids = texts(3, 20)
     expected, apart = whole_pass(opened, ids).logits, tolerance(opened)
@@ -143,6 +153,6 @@ def test_states_go_back_over_many_passes_of_one_token(family: str, tmp_path: Pat
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_that_cannot_be_verified_is_refused_by_name(family: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=REFUSED[family]) as refused:
+    with pytest.raises(UserError, match=REASONS[family]) as refused:
         open_target(make_family(family, tmp_path), kernel="transformers")
     assert "\n" not in str(refused.value)

@@ -1,0 +1,94 @@
+"""Every family decodes with every method, alone, in a ragged batch and as a tree, as its own `generate` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_decoding import LENGTH, PROMPTS, Alone, said_alone
+from forked import recorded
+from tiny_families import FAMILIES, MULTIMODAL, REFUSED, make_family
+
+from components.contract import UserError
+from components.decoding.batch import decode_batch
+from components.decoding.chain import decode
+from components.decoding.tree_shapes import DynamicShape
+from components.drafts.interface import TreeProposer
+from components.drafts.storage.files import build_draft
+from components.methods import METHODS, decoding_loop_of
+from components.targets.load import open_target
+from components.targets.shape import layer_kinds
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
+
+
+def answers_of(alone: Alone, method: str) -> dict[str, list[list[int]] | str]:
+    """What a drafter of this method, untrained, makes the target say, by way of decoding; or why it is refused."""
+    draft = build_draft(method, alone.target, {}, torch.arange(0, alone.target.shape.vocab_size, 2))
+    if isinstance(draft, torch.nn.Module):
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for weight in draft.parameters():
+                if weight.ndim > 1:  # wide enough that guesses depend on the text
+                    weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        draft.prepare_decoding()  # type: ignore[operator]
+    depth = min(3, draft.max_depth)
+    options: dict[str, Any] = {"max_new_tokens": LENGTH, "ignore_eos": True}
+
+    def batched(**shape: Any) -> list[list[int]]:
+        return [one.tokens for one in decode_batch(alone.target, draft, PROMPTS, **shape, **options)]
+
+    ways: dict[str, Any] = {
+        "chain": lambda: [decode(alone.target, draft, p, depth=depth, **options).tokens for p in PROMPTS]
+    }
+    if not decoding_loop_of(method):
+        ways["batch"] = lambda: batched(depth=depth)
+    if isinstance(draft, TreeProposer):
+        ways["tree"] = lambda: batched(shape=DynamicShape(depth, 3, 8))
+    answers: dict[str, list[list[int]] | str] = {}
+    for way, decoded in ways.items():
+        try:
+            answers[way] = decoded()
+        except UserError as refused:
+            answers[way] = str(refused)
+    return answers
+
+
+def every_family(folder: Path) -> dict[str, Any]:
+    """The whole matrix: for each family its kinds of layers, and the methods that decode as it does."""
+    families: dict[str, Any] = {}
+    faults: list[str] = []
+    decodings = 0
+    for family in (*FAMILIES, *MULTIMODAL):
+        alone = said_alone(family, folder / family)
+        ways: dict[str, list[str]] = {"chain": [], "batch": [], "tree": [], "refused": []}
+        for method in METHODS:
+            for way, answers in answers_of(alone, method).items():
+                decodings += 1
+                if isinstance(answers, str):
+                    ways["refused"].append(f"{method} {way}")
+                    if alone.target.verifies_trees:
+                        faults.append(f"{family}: {method} {way} is refused: {answers}")
+                elif fault := alone.first_fault(answers):
+                    faults.append(f"{fault} ({method}, {way})")
+                else:
+                    ways[way].append(method)
+        families[family] = {
+            "architecture": alone.target.shape.architecture,
+            "layers": layer_kinds(alone.target.model.config),
+            "kernel": open_target(folder / family, kernel="plain").kernel,
+            **ways,
+        }
+    refused = {}
+    for family in REFUSED:
+        with pytest.raises(UserError) as why:
+            open_target(make_family(family, folder / family), kernel="transformers")
+        refused[family] = str(why.value).split(": ", 1)[1]
+    return {"families": families, "refused": refused, "decodings": decodings, "faults": faults}
+
+
+def test_every_family_decodes_with_every_method_as_it_does_alone(tmp_path: Path) -> None:
+    found = recorded("families", lambda: every_family(tmp_path))
+    assert not found["faults"] and found["decodings"] > 1000
