@@ -262,7 +262,7 @@ def test_a_wrong_input_found_by_a_worker_costs_one_line(weed: Callable[..., subp
     process = weed(3, 0.0, "wrong")
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 2, said
-    assert "step 'only': no spade: buy one" in said.splitlines()
+    assert "step 'only': no spade: buy one (docs: first-pipeline)" in said.splitlines()
     assert "Traceback" not in said
 
 
