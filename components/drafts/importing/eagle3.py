@@ -94,11 +94,7 @@ def _rename(imported: Imported, before: str, after: str) -> None:
     for name in [name for name in imported.tensors if name.startswith(before) and before != after]:
         renamed = after + name.removeprefix(before)
         imported.tensors[renamed] = imported.tensors.pop(name)
-        imported.names[renamed] = name
-    if before != after:  # what is missing is named as the checkpoint would
-        imported.names |= {
-            f"{after}{part}": f"{before}{part}" for part in ("hidden_norm.weight", "input_layernorm.weight")
-        }
+    imported.names[after] = before
 
 
 def _read_shared(
@@ -124,6 +120,9 @@ def _read_shared(
     pop_zero_biases(tensors, (), imported, faults)
     _read_norms(found.config, imported, faults)
     _check_taps(found.config, shape.tap_layers, faults)
+    if found.config.get("target_hidden_size") not in (None, shape.hidden_size):
+        stated = found.config["target_hidden_size"]
+        faults.add(f"target_hidden_size is {stated!r:.40}, the target's width is {shape.hidden_size}")
     if block is None:
         return
     imported.settings["intermediate_size"] = block.intermediate_size

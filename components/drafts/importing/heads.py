@@ -52,6 +52,8 @@ class MedusaReader(AbstractReader):
             imported.tensors[renamed] = tensor
             if renamed != name:
                 imported.names[renamed] = name
+        if not from_vllm and not any(name.startswith(PREFIX) for name in found.files):
+            imported.names[PREFIX] = ""
         if from_vllm and not found.config.get("medusa_fc_bias"):
             hidden = target.shape.hidden_size
             absent = [f"{PREFIX}{head}.{layer}.linear.bias" for head in range(heads) for layer in range(layers)]

@@ -86,8 +86,7 @@ class MimoReader(AbstractReader):
             inside = name.removeprefix(MIMO)
             own = place + MIMO_NAMES.get(inside, inside) if name.startswith(MIMO) else name
             imported.tensors[own], imported.names[own] = tensor, name
-        for part, renamed in MIMO_NAMES.items():
-            imported.names.setdefault(place + renamed, MIMO + part)
+        imported.names |= {place + renamed: MIMO + part for part, renamed in MIMO_NAMES.items()} | {place: MIMO}
         for name in SHARED:
             if name in found.files:
                 check_copy(name, found, target, faults)

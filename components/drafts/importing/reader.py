@@ -46,7 +46,8 @@ class Imported:
     """A drafter that was read.
 
     tensors: under the names of its method. draft_ids: int64 [N], ascending target ids; None: all of them.
-    names: name of the method -> name in the checkpoint, where they differ. remarks: what is written differently and
+    names: name of the method -> name in the checkpoint, where they differ; a name that ends in a dot stands for all
+    that begin so. remarks: what is written differently and
     means the same, or means something that engines do not agree on.
     untrained: it has no weights of its own here (a given language model); tensors are empty then.
     """
@@ -58,6 +59,15 @@ class Imported:
     names: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     untrained: bool = False
+
+    def called(self, name: str) -> str:
+        """The checkpoint's name of a tensor, also of one that it lacks."""
+        if name in self.names:
+            return self.names[name]
+        for own, there in self.names.items():
+            if own.endswith(".") and name.startswith(own):
+                return there + name.removeprefix(own)
+        return name
 
 
 class AbstractReader(ABC):
@@ -81,26 +91,26 @@ class AbstractReader(ABC):
 def check_fit(imported: Imported, expected: Mapping[str, Tensor], faults: Faults) -> None:
     """Compare names and shapes with those of the network that the settings build; under the checkpoint's names."""
     for name in sorted(expected.keys() - imported.tensors.keys()):
-        faults.add(f"{imported.names.get(name, name)} is missing")
+        faults.add(f"{imported.called(name)} is missing")
     for name in sorted(imported.tensors.keys() - expected.keys()):
-        faults.add(f"{imported.names.get(name, name)} is no part of {_article(imported.method)} drafter")
+        faults.add(f"{imported.called(name)} is no part of {_article(imported.method)} drafter")
     for name in sorted(expected.keys() & imported.tensors.keys()):
         have, want = list(imported.tensors[name].shape), list(expected[name].shape)
         if have != want:
             turned = " (it is transposed)" if have == want[::-1] else ""
-            faults.add(f"{imported.names.get(name, name)} is {have}, must be {want}{turned}")
+            faults.add(f"{imported.called(name)} is {have}, must be {want}{turned}")
         elif not imported.tensors[name].is_floating_point():
             dtype = str(imported.tensors[name].dtype).removeprefix("torch.")
-            faults.add(f"{imported.names.get(name, name)} is {dtype}, no floating-point weights")
+            faults.add(f"{imported.called(name)} is {dtype}, no floating-point weights")
 
 
 def pop_zero_biases(tensors: dict[str, Tensor], keep: tuple[str, ...], imported: Imported, faults: Faults) -> None:
     """Take the biases that the method's layers do not have out of `tensors`; only zeros can be left out."""
     for name in sorted(name for name in tensors if name.endswith(".bias") and name not in keep):
         if bool(tensors.pop(name).count_nonzero()):
-            faults.add(f"{imported.names.get(name, name)} is not zero, and that layer has no bias here")
+            faults.add(f"{imported.called(name)} is not zero, and that layer has no bias here")
         else:
-            imported.remarks.append(f"{imported.names.get(name, name)} is all zero and left out")
+            imported.remarks.append(f"{imported.called(name)} is all zero and left out")
 
 
 def read_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, faults: Faults) -> Tensor | None:
