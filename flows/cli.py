@@ -39,6 +39,7 @@ COMMANDS = {
     "run": ("run", "first-pipeline"),
     "remeasure": ("remeasure", "operate"),
     "validate": ("inspect", "engines"),
+    "convert": ("inspect", "engines"),
     "show": ("inspect", "operate"),
     "query": ("inspect", "sql"),
     "compact": ("inspect", "sql"),

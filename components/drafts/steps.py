@@ -17,7 +17,9 @@ from components.targets.file_digests import sha256_of
 from components.targets.source import load_target_fingerprint, local_folder
 from components.weight_format import Weights
 
-DraftLayout = Literal["auto", "speculators", "eagle3", "medusa", "eagle1", "own-mtp", "mimo", "mtp", "causal-lm"]
+DraftLayout = Literal[
+    "auto", "speculators", "p-eagle", "eagle3", "medusa", "eagle1", "own-mtp", "mimo", "mtp", "causal-lm"
+]
 
 
 def quantise_draft(

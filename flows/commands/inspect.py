@@ -58,6 +58,22 @@ def validate(
         echo(line)
 
 
+def convert(
+    folder: Annotated[Path, typer.Argument(help="A drafter's folder in any format that drafts.import_draft reads.")],
+    to: Annotated[str, typer.Option("--to", help="The format to write: eagle3, speculators, medusa, mtp, ...")],
+    target: Annotated[str, typer.Option(help="Its target: builtin, or a folder in Hugging Face format.")],
+    into: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write; left out: FOLDER-FORMAT, beside the first.")
+    ] = None,
+) -> None:
+    """Write a drafter in another format. It must fit its target, and what is written is read back and compared."""
+    from components.publish.release.convert import convert_folder
+
+    beside = folder.resolve().parent / f"{folder.resolve().name}-{to}"
+    for line in convert_folder(folder, to, target, into or beside):
+        echo(line)
+
+
 def query(
     question: Annotated[
         str, typer.Argument(help="The name of a query (--list), or one SELECT; SHOW TABLES lists the views.")

@@ -3,7 +3,8 @@
 The first public release named the layer `midlayer.*`, with the Llama fields at the top of config.json; SpecForge and
 AngelSlim keep these names. speculators calls the layers `layers.{i}.*` and has the Llama fields in
 `transformer_layer_config`; its P-EAGLE is the same with more layers, `mask_hidden` and a mask token. d2t holds offsets
-in both. Which norms there are is said by flags, and the tensors must agree with them.
+in both. SpecForge writes P-EAGLE's tensors beside flat Llama fields. Which norms there are is said by flags, and the
+tensors must agree with them.
 
 Taps: ids at top level count inputs of layers (id i is Hugging Face's hidden_states[i]), ids in `eagle_config` count
 outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3], which the features here hold.
@@ -45,9 +46,13 @@ class Eagle3Reader(AbstractReader):
     layout = "eagle3"
 
     def recognises(self, found: FoundCheckpoint) -> bool:
-        return "speculators_model_type" not in found.config and (
-            any(name.startswith("midlayer.") for name in found.files)
-            or "Eagle3" in str(found.config.get("architectures"))
+        return (
+            "speculators_model_type" not in found.config
+            and "mask_hidden" not in found.files
+            and (
+                any(name.startswith("midlayer.") for name in found.files)
+                or "Eagle3" in str(found.config.get("architectures"))
+            )
         )
 
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
@@ -56,6 +61,22 @@ class Eagle3Reader(AbstractReader):
         first = "midlayer." if any(name.startswith("midlayer.") for name in found.files) else "layers.0."
         _rename(imported, first, "midlayer.")
         _read_shared(found, block, target, imported, faults)
+        return imported
+
+
+@final
+class PEagleReader(AbstractReader):
+    """P-EAGLE as SpecForge writes it: speculators' tensors, the Llama fields at the top of config.json."""
+
+    layout = "p-eagle"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return "mask_hidden" in found.files and "speculators_model_type" not in found.config
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("p-eagle", {}, found.read(found.files))
+        _read_mask(found, imported, faults)
+        _read_shared(found, read_block(found.config, faults), target, imported, faults)
         return imported
 
 

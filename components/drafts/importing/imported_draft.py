@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from components.contract import Context, Draft, Target, UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint, find_checkpoint, require_room
 from components.drafts.importing.eagle1 import Eagle1Reader
-from components.drafts.importing.eagle3 import Eagle3Reader, SpeculatorsReader
+from components.drafts.importing.eagle3 import Eagle3Reader, PEagleReader, SpeculatorsReader
 from components.drafts.importing.heads import MedusaReader
 from components.drafts.importing.language_model import LanguageModelReader
 from components.drafts.importing.mtp import MimoReader, MtpReader, OwnMtpReader
@@ -27,7 +27,7 @@ from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
 
 READERS: tuple[AbstractReader, ...] = (
-    *(SpeculatorsReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
+    *(SpeculatorsReader(), PEagleReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
     *(OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
 )
 """Every reader; a checkpoint is tried against them in this order."""

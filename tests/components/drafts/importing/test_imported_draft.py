@@ -7,13 +7,17 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from foreign_drafts import FORMS, IDS, Pair, make_pair
+from foreign_drafts import CUT, FORMS, IDS, OWN_BLOCK, VOCAB, WHOLE, Pair, change, context, make_pair
 from safetensors.torch import load_file, save_file
+from tiny_drafts import write_features
+from tiny_targets import save_with_words, tiny_llama
 from torch import Tensor
 
-from components.contract import UserError
+from components.contract import Draft, UserError
+from components.drafts import train_draft
 from components.drafts.importing.imported_draft import READERS
 from components.drafts.steps import DraftLayout
+from components.drafts.storage.files import read_record
 from components.publish.formats.registry import read_drafter_state, write_format
 
 
@@ -57,3 +61,91 @@ def test_what_is_no_drafter_is_said_in_one_line(pair: Pair, tmp_path: Path) -> N
 
 def test_a_layout_can_be_named_and_every_one_of_them_has_a_reader() -> None:
     assert [reader.layout for reader in READERS] == list(get_args(DraftLayout))[1:]
+
+
+def flat(config: dict[str, Any]) -> None:
+    """A config of speculators as SpecForge writes it: the Llama fields at the top, none of speculators' own."""
+    section = config.pop("transformer_layer_config")
+    for name in [name for name in config if name.startswith("speculators")]:
+        del config[name]
+    config.update(section, architectures=["PEagleDraftModel"])
+
+
+def test_p_eagle_is_read_with_flat_fields_too(pair: Pair, tmp_path: Path) -> None:
+    settings = {"parallel_depth": 7, "num_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    network: Any = pair.network("p-eagle", settings)
+    folder = change(pair.write("speculators", network, settings, tmp_path / "out"), flat)
+    draft = pair.adopt(folder, tmp_path / "draft")
+    assert (draft.info["method"], draft.info["imported_layout"]) == ("p-eagle", "p-eagle")
+    mine, theirs = pair.guesses(network), pair.guesses(pair.opens(draft))
+    assert torch.equal(mine[0], theirs[0])
+
+
+def test_heads_under_the_names_of_vllm_are_the_same_heads(pair: Pair, tmp_path: Path) -> None:
+    network: Any = pair.network("medusa", {"num_heads": 2, "num_layers": 1}, WHOLE)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name.endswith("bias"):
+                weight.zero_()
+    folder = pair.write("medusa", network, {"num_heads": 2, "num_layers": 1}, tmp_path / "out")
+
+    def renamed(tensors: dict[str, Tensor]) -> None:
+        for head in range(2):
+            tensors[f"blocks.{head}.layers.0.weight"] = tensors.pop(f"{head}.0.linear.weight")
+            tensors[f"lm_heads.{head}.weight"] = tensors.pop(f"{head}.1.weight")
+            del tensors[f"{head}.0.linear.bias"]
+
+    change(folder, lambda config: config.update(medusa_fc_bias=False), renamed)
+    draft = pair.adopt(folder, tmp_path / "draft")
+    assert "no bias" in draft.info["import_remarks"][0]
+    assert torch.equal(pair.guesses(pair.opens(draft))[0], pair.guesses(network)[0])
+
+
+def test_a_language_model_that_is_not_like_ours_is_used_as_it_is(pair: Pair, tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(3, VOCAB)]
+    small = tiny_llama(VOCAB, lambda name: 4.0, num_layers=2, seed=1, head_dim=12)
+    save_with_words(small, tmp_path / "small", words)
+    draft = pair.adopt(tmp_path / "small", tmp_path / "draft")
+    assert draft.info["method"] == "draft-model" and draft.info["trained"] is False
+    assert "it cannot be trained here" in draft.info["import_remarks"][0]
+    chains = pair.guesses(pair.opens(draft), 2)[0]
+    ids = pair.text()[0]
+    with torch.no_grad():
+        expected = small(ids[None, 1:]).logits[0].argmax(-1)
+    assert torch.equal(chains[4:, 0], expected[4:]) or torch.equal(chains[:, 0], expected)
+    save_with_words(small, tmp_path / "other", words[::-1])
+    with pytest.raises(UserError, match="does not share the target's tokenizer"):
+        pair.adopt(tmp_path / "other", tmp_path / "refused")
+
+
+@pytest.mark.parametrize("form", ["speculators", "eagle1"])
+def test_training_goes_on_from_an_imported_drafter(form: str, pair: Pair, tmp_path: Path) -> None:
+    method = "eagle3" if form == "speculators" else form
+    settings = {"norm_before_residual": True, **OWN_BLOCK} if method == "eagle3" else {"intermediate_size": 40}
+    network = pair.network(method, settings, CUT if method == "eagle3" else WHOLE)
+    draft = pair.adopt(pair.write(form, network, settings, tmp_path / "out"), tmp_path / "draft")
+    features = write_features(pair.opened, tmp_path / "features")
+
+    def tune(told: dict[str, Any], name: str) -> Draft:
+        return train_draft(
+            pair.artifact,
+            features,
+            draft,
+            method=method,
+            settings={method: told},
+            num_steps=2,
+            ctx=context(tmp_path / name),
+        )
+
+    own = read_record(draft.path)["settings"]
+    tuned = tune({name: value for name, value in own.items() if name != "init_seed"}, "tuned")
+    assert tuned.info["continued_from"] == draft.key and tuned.info["draft_vocab_size"] == network.draft_ids.numel()
+    changed = "norm_before_residual" if method == "eagle3" else "intermediate_size"
+    with pytest.raises(UserError, match=changed):
+        tune(
+            {
+                **{name: value for name, value in own.items() if name != "init_seed"},
+                changed: 0 if method != "eagle3" else False,
+            },
+            "no",
+        )
