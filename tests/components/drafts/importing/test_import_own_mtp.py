@@ -1,0 +1,77 @@
+"""A model's own MTP module is a drafter too: read from its checkpoint, or from a copy in which it was fine-tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_drafts import context
+from own_checkpoints import LAYOUTS, PARTS, make_own_checkpoint
+from safetensors.torch import load_file, save_file
+
+from components.contract import Target, UserError
+from components.drafts import import_draft
+from components.drafts.storage.files import build_draft, open_draft
+from components.publish.formats.mtp import stitch
+from components.targets import load_target
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_target
+
+
+def adopt(target: Target, folder: Path, out: Path) -> Any:
+    return import_draft(target, model=str(folder), layout="auto", ctx=context(out))
+
+
+def guesses(draft: Any, target: AbstractTarget) -> torch.Tensor:
+    ids = torch.randint(3, target.shape.vocab_size, (1, 16), generator=torch.Generator().manual_seed(1))
+    out = target.forward(ids, target.new_cache(1, 16), logits="none", features=True)
+    assert out.taps is not None and out.last is not None
+    tokens: torch.Tensor = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], 2)
+    return tokens
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_module_of_a_checkpoint_is_imported_as_itself_and_as_it_was_fine_tuned(layout: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = make_own_checkpoint(layout, tmp_path / "model")
+    artifact = load_target(model=str(folder), ctx=context(tmp_path / "target"))
+    target = open_target(artifact, dtype="float32", kernel="plain")
+    own: Any = build_draft("mtp", target, {"start": "own"}, torch.arange(target.shape.vocab_size))
+    draft = adopt(artifact, folder, tmp_path / "draft")
+    assert (draft.info["method"], draft.info["imported_layout"]) == ("mtp", "own-mtp")
+    as_it_is = guesses(open_draft(draft, target), target)
+    assert torch.equal(as_it_is, guesses(own, target))
+
+    with torch.no_grad():
+        for weight in own.module.parameters():
+            weight.mul_(1.0 + 0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(4)))
+    stitch(folder, tmp_path / "tuned", own.state_dict(), target.shape.num_layers)
+    tuned = adopt(artifact, tmp_path / "tuned", tmp_path / "draft2")
+    again = guesses(open_draft(tuned, target), target)
+    assert torch.equal(again, guesses(own, target)) and not torch.equal(again, as_it_is)
+
+    prefix, _, _, projection, _, last_norm = PARTS[layout]
+    file = folder / "zz-mtp.safetensors"
+    stored = load_file(file)
+    turned = {**stored, f"{prefix}{projection}.weight": stored[f"{prefix}{projection}.weight"].T.contiguous()}
+    missing = {name: tensor for name, tensor in stored.items() if name != f"{prefix}{last_norm}.weight"}
+    for number, changed in enumerate((turned, missing)):
+        other = tmp_path / f"other-{number}"
+        other.mkdir()
+        for one in folder.iterdir():
+            (other / one.name).write_bytes(one.read_bytes())
+        save_file(changed, other / file.name)
+        with pytest.raises(UserError, match=r"module does not fit its config\.json") as error:
+            adopt(artifact, other, tmp_path / f"refused-{number}")
+        assert "\n" not in str(error.value)
+
+
+def test_a_module_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
+    folders = {layout: make_own_checkpoint(layout, tmp_path / layout) for layout in ("mimo", "deepseek")}
+    artifact = load_target(model=str(folders["mimo"]), ctx=context(tmp_path / "target"))
+    with pytest.raises(
+        UserError, match="module is of layout deepseek, and the target's own checkpoint has one of layout"
+    ):
+        adopt(artifact, folders["deepseek"], tmp_path / "draft")
