@@ -80,7 +80,7 @@ class EagleBlock(DistilledBlock):
     """Epsilon of its norms; 0: the target's."""
     rope_theta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Base of its rotary positions; 0: the target's."""
-    rope_scaling: dict[str, float | str] = {}
+    rope_scaling: dict[str, int | float | str] = {}
     """Scaling of its rotary positions, as Hugging Face's configs have it: of rope_type linear or llama3; {}: none."""
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
 """Kinds of rotary scaling that drafters here can have, and the numbers that each needs."""
 
 
-def rope_scaling_fault(scaling: Mapping[str, float | str]) -> str:
+def rope_scaling_fault(scaling: Mapping[str, int | float | str]) -> str:
     """What is wrong with a rotary scaling, in one clause; "" where a drafter here can have it, or there is none."""
     if not scaling:
         return ""

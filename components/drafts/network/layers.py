@@ -52,7 +52,7 @@ class BlockShape:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: tuple[tuple[str, float | str], ...] = ()  # entries of EagleBlock.rope_scaling; () for none
+    rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # entries of EagleBlock.rope_scaling; () for none
 
     @classmethod
     def of(
