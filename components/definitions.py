@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from components.rows import Request
+from components.rows import Request, grouped
 
 
 @dataclass(frozen=True)
@@ -279,20 +279,13 @@ def best_plain(requests: Iterable[Request]) -> list[Request]:
 
     requests: of one session, engine, dtype, batch size, temperature and number of threads.
     """
-    by_kernel: dict[str, list[Request]] = {}
-    for r in requests:
-        if r.method == "none" and counts(r):
-            by_kernel.setdefault(r.kernel, []).append(r)
+    by_kernel = grouped((r for r in requests if r.method == "none" and counts(r)), lambda r: r.kernel)
     return max((by_kernel[name] for name in sorted(by_kernel)), key=lambda rows: tokens_per_s(rows) or 0.0, default=[])
 
 
 def timed_pairs(requests: Iterable[Request]) -> dict[tuple[str, int], tuple[float, float]]:
     """(prompt, process) -> the mean tokens of its repetitions, and their seconds at the steady time of a token."""
-
-    requests_of: dict[tuple[str, int], list[Request]] = {}
-    for r in requests:
-        if has_decoding(r):
-            requests_of.setdefault((r.prompt_id, r.process), []).append(r)
+    requests_of = grouped(filter(has_decoding, requests), lambda r: (r.prompt_id, r.process))
     means = {pair: fmean(r.timed_tokens for r in rows) for pair, rows in requests_of.items()}
     times = {pair: steady([r.decode_ns / 1e9 / r.timed_tokens for r in rows]) for pair, rows in requests_of.items()}
     return {pair: (tokens, tokens * times[pair]) for pair, tokens in means.items()}

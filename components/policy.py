@@ -31,9 +31,9 @@ some of these names changed is read with the current names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
@@ -285,22 +285,12 @@ def read_policy(directory: Path) -> Policy:
         raise UserError(f"{directory}: no policy.json: not a DepthPolicy artifact; make one with speedup.choose_depth")
     try:
         raw = with_current_names(read_object(file))
-        lists: dict[str, type[Any]] = {
-            "choices": DepthChoice,
-            "evals": DepthEval,
-            "acceptance": AcceptanceSummary,
-            "prompts": PromptCounts,
-            "rounds": RoundCost,
-            "flags": QualityFlag,
-            "arms": MeasuredArm,
-            "comparisons": PairedComparison,
-            "contexts": DepthChoice,
-            "mixtures": Mixture,
-            "trees": DepthEval,
-            "ranking": RankedDrafter,
-            "weights": WeightsCost,
+        hints = get_type_hints(Policy).items()
+        row_types = {name: get_args(hint)[0] for name, hint in hints if get_origin(hint) is list}
+        values: JsonObject = {
+            name: [row_types[name](**row) for row in value] if is_dataclass(row_types.get(name)) else value
+            for name, value in raw.items()
         }
-        values: JsonObject = {k: [lists[k](**row) for row in v] if k in lists else v for k, v in raw.items()}
         winner, gate = values.get("winner"), values.get("gate")
         if winner is not None:
             values["winner"] = Winner(**winner)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -313,8 +313,8 @@ class Round:
 
 
 @dataclass(frozen=True)
-class DepthEval:
-    """One depth of one drafter on one workload: predicted, and measured where it was. Times in ms, 95 % intervals."""
+class PredictionKey:
+    """What a row of the depth policy is about: the first columns of DepthEval and DepthChoice."""
 
     selection_id: str
     target_key: str
@@ -322,6 +322,12 @@ class DepthEval:
     method: str
     workload: str
     batch_size: int
+
+
+@dataclass(frozen=True)
+class DepthEval(PredictionKey):
+    """One depth of one drafter on one workload: predicted, and measured where it was. Times in ms, 95 % intervals."""
+
     depth_k: int
     al: float  # kept tokens a round, bonus included
     al_lo: float
@@ -346,7 +352,7 @@ class DepthEval:
 
 
 @dataclass(frozen=True)
-class DepthChoice:
+class DepthChoice(PredictionKey):
     """The depth to serve with, and the verdict: use | do_not_speculate | undecided | invalid.
 
     workload: "all" pools every prompt, "mixture" weighs workloads by the shares that were stated.
@@ -355,12 +361,6 @@ class DepthChoice:
         row what that workload loses. The one depth is the mixture's, without a stated mixture that of "all".
     """
 
-    selection_id: str
-    target_key: str
-    draft_key: str
-    method: str
-    workload: str
-    batch_size: int
     depth_k: int
     rule: str
     tolerance: float
@@ -435,6 +435,15 @@ TABLES: dict[str, type[Any]] = {
 }
 
 Row = TypeVar("Row")
+Key = TypeVar("Key")
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by a key of theirs: keys and rows in the order in which they come."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def table_of(row_type: type[Any]) -> str:
@@ -444,10 +453,8 @@ def table_of(row_type: type[Any]) -> str:
 
 def write_rows(directory: Path, rows: Iterable[Any]) -> None:
     """Write rows (of any of the types above) to `TABLE.jsonl` files in `directory`; a file is replaced whole."""
-    by_table: dict[str, list[str]] = {}
-    for row in rows:
-        by_table.setdefault(table_of(type(row)), []).append(json.dumps(dataclasses.asdict(row)))
-    for table, lines in by_table.items():
+    for table, of_table in grouped(rows, lambda row: table_of(type(row))).items():
+        lines = [json.dumps(dataclasses.asdict(row)) for row in of_table]
         (directory / f"{table}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

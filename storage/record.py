@@ -133,7 +133,6 @@ def record_step(
     Raises:
         UserError: a row of the artifact does not have the columns and types of components/rows.py.
     """
-
     store = Store(run.home)
     run.journal.add(
         "step",
@@ -178,7 +177,6 @@ def record_failure(step: Step, reason: str, seconds: float | None, run: Run) -> 
 
 def end_run(run: Run, status: str, reason: str = "") -> None:
     """Close a run. status: "completed" or "failed", with the one-line reason."""
-
     run.journal.add("end", status=status, reason=reason)
     run.journal.close()
     _best_effort(run, "history", lambda: record_run(run.home, run.journal.entries))
@@ -198,7 +196,6 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
     Raises:
         ArtifactsSkipped: some artifacts could not be read; it is raised last, when all others are recorded.
     """
-
     store = Store(home)
     if store.remote is not None:
         store.remote.try_again()

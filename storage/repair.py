@@ -21,6 +21,7 @@ from pathlib import Path
 from components.contract import UserError
 from components.files import sha256_of
 from components.outside_json import JsonObject
+from components.rows import grouped
 from storage import journal
 from storage.artifacts import sessions
 from storage.artifacts.records import BadRecord, read_checked
@@ -82,9 +83,7 @@ def find_damage(home: Path, store: Store) -> Iterator[Damage]:
 
 def repair(home: Path, store: Store) -> list[str]:
     """Repair what `find_damage` finds; returns what was done, a line each. Sources of other repairs come first."""
-    by_kind: dict[str, list[Damage]] = {}
-    for damage in list(find_damage(home, store)):
-        by_kind.setdefault(damage.kind, []).append(damage)
+    by_kind = grouped(list(find_damage(home, store)), lambda damage: damage.kind)
     repairs: dict[str, Callable[[Path, Store, list[Damage]], list[str]]] = {
         "folder": _repair_folders,
         "artifact": _repair_artifacts,

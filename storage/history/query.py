@@ -314,7 +314,6 @@ def run_named_query(
     Raises:
         UserError: there is no such query or parameter.
     """
-
     named = find_query(name)
     values = named.values(texts)
     with open_history(home, all_sessions=all_sessions) as run:

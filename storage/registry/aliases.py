@@ -93,7 +93,6 @@ def log_external_moves(home: Path, client: MlflowClient) -> list[PromotionRow]:
 
 def _moves_missing_from_log(home: Path, logged: Iterable[PromotionRow]) -> list[PromotionRow]:
     """The moves that are in the history and not in the log."""
-
     logged_ids = {row.promotion_id for row in logged}
     try:
         return [PromotionRow(**row) for row in rows_of(home, "promotion") if row["promotion_id"] not in logged_ids]
@@ -164,7 +163,6 @@ def _apply(home: Path, client: MlflowClient, row: PromotionRow) -> None:
 
 def log_move(home: Path, row: PromotionRow) -> None:
     """Put an entry into the promotion log, the shared store and the history; each takes it once."""
-
     journal.log_promotion(home, row)
     send_promotion(row)
     record_promotion(home, row)

@@ -87,7 +87,6 @@ def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str
 
 def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
     """Checks that serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
-
     draft_key = challenger.get("draftsmith.draft_key", "")
     names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
     return [Check(**dict(zip(names, row, strict=True))) for row in rows]

@@ -50,20 +50,6 @@ from storage.registry.versions import (
     versions_of_release,
 )
 
-__all__ = [
-    "RegisteredVersion",
-    "aliases_of",
-    "changed_facts",
-    "find_release",
-    "moves_to_restore",
-    "notice_moves",
-    "promote",
-    "register",
-    "restore_aliases",
-    "rollback",
-    "versions_of",
-]
-
 PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
 _ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # tags with the gate's last decision about a version
 
