@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import ROOT, write_record
-from components.rows import AcceptanceMap
-from components.speedup.choose import Counts, replay_counts
+from components.rows import AcceptanceMap, PredictionKey
 from components.speedup.prediction.costs import CostTable, StepTimes, cost_curve, exact_table
-from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row, depth_rows, predict
+from components.speedup.prediction.predict import Rule, Speeds, choice_row, depth_rows, predict
+from components.speedup.prediction.replay import Counts, replay_counts
 
 LIMIT_S = 2.0
 NUM_PROCESSES = 3
-WHO = Identity("", "", "", "simulated", "all", 1)
+WHO = PredictionKey("", "", "", "simulated", "all", 1)
 
 
 def simulated_maps(num_prompts: int, num_depths: int) -> list[AcceptanceMap]:

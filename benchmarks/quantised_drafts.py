@@ -28,7 +28,7 @@ from components.data import collect_prompts
 from components.drafts import quantise_draft
 from components.drafts.storage.files import read_record
 from components.rows import AcceptanceMap
-from components.speedup.quantisation_cost import weights_costs
+from components.speedup.acceptance_changes import weights_costs
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.weight_format import Storage, Weights

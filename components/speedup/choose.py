@@ -1,9 +1,15 @@
 """Step `speedup.choose_depth`: acceptance replayed at every depth, against what each depth costs on this machine.
 
-S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); model.py adds host time, predict.py the intervals.
+S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)); predict.py adds host time and intervals.
 
 One drafter is evaluated at every batch size, workload and context length that was measured; its acceptance is replayed
 from its maps, with the counts of every prompt and all conventions of its length.
+
+Method, draft vocabulary and tree budget are chosen by the same model as depth. A contender is a drafter in one setting
+at its chosen depth. All share the prompts, and the processes and plain baseline where one measurement timed them, and
+are drawn together: P(best) and regret are paired. The rule is that of depths: the smallest (fewest draft tokens to
+verify, then the smallest draft vocabulary) that is as good as the best (`near_best`). Winner and verdict are those of
+the predictions alone, before any end-to-end measurement.
 """
 
 from __future__ import annotations
@@ -16,29 +22,26 @@ from typing import NamedTuple
 import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
-from components.definitions import al, al_macro, al_proxy, al_uncut
 from components.methods import decoding_loop_of
 from components.policy import (
-    AcceptanceSummary,
-    Mixture,
     Policy,
-    PromptCounts,
+    RankedDrafter,
     RoundCost,
+    Winner,
     extended,
+    faults_of,
     read_policy,
     served_choices,
     served_depths,
 )
-from components.rows import ALL, AcceptanceMap, CostCell, DepthChoice, QualityFlag, read_rows
-from components.speedup.bootstrap import PROMPTS, Floats
+from components.rows import ALL, AcceptanceMap, CostCell, DepthChoice, PredictionKey, QualityFlag, read_rows
+from components.speedup.acceptance_changes import rounded_of, weights_costs
+from components.speedup.bootstrap import PROMPTS, Estimate, losses, near_best, p_best
 from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import CostTable, Setting, contexts_of, cost_table, round_cost, select_depths
-from components.speedup.prediction.flags import baseline_flags, prediction_flags, thread_flags
-from components.speedup.prediction.mixture import one_depth_for_all, stated_shares
-from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row, depth_rows, predict
-from components.speedup.prediction.replay import DepthCounts, count
-from components.speedup.quantisation_cost import rounded_of, weights_costs
-from components.speedup.select import Contender, conclude
+from components.speedup.prediction.flags import QualityIssue, baseline_flags, prediction_flags, thread_flags
+from components.speedup.prediction.predict import Evaluated, Rule, evaluate, one_depth_for_all
+from components.speedup.prediction.replay import Counts, prompt_counts, replay_counts, summarise_acceptance
 
 
 def choose_depth(
@@ -223,90 +226,55 @@ class Evidence(NamedTuple):
             )
         return table
 
+    def evaluate(
+        self, counts: Counts, table: CostTable, identity: PredictionKey, kv_len: int | None = None
+    ) -> Evaluated:
+        """Its predictions and choice from replayed counts. kv_len: the context length of the costs, None for all."""
+        both = (counts.tokens, counts.rounds)
+        return evaluate(both, table, identity, self.rule, self.seed, tree_budget=self.tree_budget, kv_len=kv_len)
+
 
 def with_chain(policy: Policy, evidence: Evidence) -> tuple[Policy, Contender]:
     """The policy with a drafter's chains, and its contender for the ranking."""
     contender = None
     for batch_size in evidence.batch_sizes():
         table = evidence.costs(batch_size)
-        policy, speeds, choice = _with_batch_size(policy, evidence, table, batch_size)
+        policy, pooled = _with_batch_size(policy, evidence, table, batch_size)
         lengths = contexts_of(evidence.cells, evidence.draft_key, batch_size)
         contexts = [_choice_in_context(policy, evidence, batch_size, kv_len, lengths) for kv_len in lengths]
         policy = extended(replace(policy, dtype=table.dtype, kernel=table.kernel), contexts=contexts)
-        contender = contender or _contender(evidence, speeds, choice)
+        contender = contender or Contender.of(pooled, evidence.tree_budget, evidence.draft_vocab)
     assert contender is not None, "cells without a draft phase were refused before"
     return policy, contender
 
 
-def _identity(policy: Policy, evidence: Evidence, workload: str, batch_size: int) -> Identity:
+def _identity(policy: Policy, evidence: Evidence, workload: str, batch_size: int) -> PredictionKey:
     first = evidence.maps[0]
-    return Identity(policy.selection_id, policy.target_key, first.draft_key, first.method, workload, batch_size)
+    return PredictionKey(policy.selection_id, policy.target_key, first.draft_key, first.method, workload, batch_size)
 
 
-def _contender(evidence: Evidence, speeds: Speeds, choice: DepthChoice) -> Contender:
-    return Contender(
-        draft_key=choice.draft_key,
-        method=choice.method,
-        depth_k=choice.depth_k,
-        tree_budget=evidence.tree_budget if choice.depth_k else None,
-        draft_vocab=evidence.draft_vocab,
-        speedup=speeds.speedup[speeds.depths.index(choice.depth_k)],
-        verdict=choice.verdict,
-    )
-
-
-def _with_batch_size(
-    policy: Policy, evidence: Evidence, table: CostTable, batch_size: int
-) -> tuple[Policy, Speeds, DepthChoice]:
-    """The policy with every workload, all pooled and their mixture at one batch size; the pooled speeds and choice."""
-    maps, rule = evidence.maps, evidence.rule
+def _with_batch_size(policy: Policy, evidence: Evidence, table: CostTable, batch_size: int) -> tuple[Policy, Evaluated]:
+    """The policy with every workload, all pooled and their mixture at one batch size; the result over all pooled."""
+    maps = evidence.maps
     is_first = not any(s.draft_key == evidence.draft_key for s in policy.acceptance)
-    workloads = sorted({m.workload for m in maps} - {ALL})
-    speeds: dict[str, Speeds] = {}
-    choices: dict[str, DepthChoice] = {}
+    results: dict[str, Evaluated] = {}
     tokens: dict[str, float] = {}
-    for workload in [ALL, *workloads]:
+    for workload in [ALL, *sorted({m.workload for m in maps} - {ALL})]:
         workload_maps = [m for m in maps if workload in (ALL, m.workload)]
         identity = _identity(policy, evidence, workload, batch_size)
         counts = replay_counts(workload_maps, table.depths)
-        speeds[workload] = predict(counts.tokens, counts.rounds, table, workload, rule, evidence.seed)
-        choices[workload] = choice_row(speeds[workload], identity, rule)
+        result = results[workload] = evidence.evaluate(counts, table, identity)
         tokens[workload] = float(counts.tokens[:, 0].sum())
-        evals = depth_rows(speeds[workload], table, identity)
         summaries = summarise_acceptance(workload_maps, counts, identity.draft_key, identity.method, workload)
-        policy = extended(policy, evals=evals, acceptance=summaries if is_first else [])
+        policy = extended(policy, evals=result.evals, acceptance=summaries if is_first else [])
         if workload == ALL:
-            flags = prediction_flags(
-                policy.selection_id, workload_maps, evals, speeds[ALL], summaries, choices[ALL], table
-            )
+            flags = prediction_flags(policy.selection_id, workload_maps, result, summaries, table)
             prompts = prompt_counts(counts, identity.draft_key, {m.prompt_id: m.workload for m in workload_maps})
             policy = extended(policy, flags=flags, prompts=prompts if is_first else [])
-    mixtures, choices = _one_depth_for_all(policy, evidence, speeds, choices, tokens, batch_size)
-    rounds = _round_costs(evidence, table, batch_size)
-    policy = extended(policy, mixtures=mixtures, choices=choices.values(), rounds=rounds)
-    return policy, speeds[ALL], choices[ALL]
-
-
-def _one_depth_for_all(
-    policy: Policy,
-    evidence: Evidence,
-    speeds: dict[str, Speeds],
-    choices: dict[str, DepthChoice],
-    tokens: Mapping[str, float],
-    batch_size: int,
-) -> tuple[list[Mixture], dict[str, DepthChoice]]:
-    """The choices with the loss of one depth for all workloads; a stated mixture adds a choice of its own."""
-    workloads = [name for name in speeds if name != ALL]
-    shares = stated_shares(evidence.mixture, workloads) if evidence.mixture else {}
-    if len(workloads) < 2 and not shares:
-        return [], choices
-    measured = {name: tokens[name] / sum(tokens[w] for w in workloads) for name in workloads}
     identity = _identity(policy, evidence, ALL, batch_size)
-    by_workload = {name: speeds[name] for name in workloads}
-    mixture, choices = one_depth_for_all(
-        by_workload, shares or measured, None if shares else choices[ALL], choices, identity, evidence.rule
-    )
-    return [mixture], choices
+    mixtures, choices = one_depth_for_all(results, evidence.mixture, tokens, identity, evidence.rule)
+    rounds = _round_costs(evidence, table, batch_size)
+    return extended(policy, mixtures=mixtures, choices=choices.values(), rounds=rounds), results[ALL]
 
 
 def _choice_in_context(
@@ -317,8 +285,8 @@ def _choice_in_context(
     nearby = answers_near(evidence.maps, kv_len, lengths)
     has_enough = len(nearby) >= PROMPTS.context
     counts = replay_counts(nearby if has_enough else evidence.maps, table.depths)
-    speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
-    choice = choice_row(speeds, _identity(policy, evidence, ALL, batch_size), evidence.rule, kv_len)
+    identity = _identity(policy, evidence, ALL, batch_size)
+    choice = evidence.evaluate(counts, table, identity, kv_len).choice
     if has_enough:
         reason = f"acceptance is that of the {len(nearby)} answers nearest to {kv_len} tokens of context"
     else:
@@ -381,70 +349,100 @@ def with_tree(policy: Policy, evidence: Evidence) -> tuple[Policy, Contender]:
             )
         table = select_depths(table, (0, depth))
         counts = replay_counts(evidence.maps, table.depths)
-        speeds = predict(counts.tokens, counts.rounds, table, ALL, evidence.rule, evidence.seed)
         identity = _identity(policy, evidence, ALL, batch_size)
-        policy = extended(policy, trees=depth_rows(speeds, table, identity, evidence.tree_budget)[1:])
-        contender = contender or _contender(evidence, speeds, choice_row(speeds, identity, evidence.rule))
+        result = evidence.evaluate(counts, table, identity)
+        policy = extended(policy, trees=result.evals[1:])
+        contender = contender or Contender.of(result, evidence.tree_budget, evidence.draft_vocab)
     assert contender is not None, "cells without a draft phase were refused before"
     return policy, contender
 
 
-class Counts(NamedTuple):
-    """Replayed counts: one row for each prompt, one column for each depth."""
+class Contender(NamedTuple):
+    """One drafter in one setting, to be ranked. speedup: at its chosen depth, 1 at depth 0."""
 
-    depths: list[int]
-    prompt_ids: list[str]
-    per_prompt: list[list[DepthCounts]]
-    rounds: Floats  # [prompts, depths]
-    tokens: Floats  # [prompts, depths]
+    draft_key: str
+    method: str
+    depth_k: int
+    tree_budget: int | None
+    draft_vocab: int | None
+    speedup: Estimate
+    verdict: str
 
-
-def replay_counts(maps: Sequence[AcceptanceMap], depths: Sequence[int]) -> Counts:
-    """Replay every map at every depth. Maps are sorted by prompt, so that their order does not change the result."""
-    maps = sorted(maps, key=lambda m: m.prompt_id)
-    per_prompt = [[count(m.accepted, k, m.num_tokens) for k in depths] for m in maps]
-    return Counts(
-        depths=list(depths),
-        prompt_ids=[m.prompt_id for m in maps],
-        per_prompt=per_prompt,
-        rounds=np.array([[c.rounds for c in row] for row in per_prompt], dtype=np.float64),
-        tokens=np.array([[c.tokens for c in row] for row in per_prompt], dtype=np.float64),
-    )
+    @classmethod
+    def of(cls, result: Evaluated, tree_budget: int | None, draft_vocab: int | None) -> Contender:
+        """The contender of a drafter's result over all workloads."""
+        speeds, choice = result.speeds, result.choice
+        depth = choice.depth_k
+        speedup = speeds.speedup[speeds.depths.index(depth)]
+        budget = tree_budget if depth else None
+        return cls(choice.draft_key, choice.method, depth, budget, draft_vocab, speedup, choice.verdict)
 
 
-def prompt_counts(counts: Counts, draft_key: str, workloads: Mapping[str, str]) -> list[PromptCounts]:
-    """Counts of each prompt, for predictions over any choice of prompts. workloads: prompt_id -> workload."""
+def rank(contenders: Sequence[Contender], tolerance: float, confidence: float) -> list[RankedDrafter]:
+    """Rank by least expected loss; exactly one is chosen, of those worth using if there are any."""
+    draws = np.stack([e.speedup.draws for e in contenders], axis=1)
+    wins, regret = p_best(draws), losses(draws).mean(axis=0)
+    bounds = [e.speedup.interval() for e in contenders]
+    eligible = [i for i, e in enumerate(contenders) if e.verdict == "use"] or list(range(len(contenders)))
+    near_best_indices = [eligible[i] for i in near_best(draws[:, eligible], tolerance, confidence)]
+    best = min(near_best_indices, key=lambda i: (*_size(contenders[i]), regret[i], contenders[i].draft_key))
+    order = sorted(range(len(contenders)), key=lambda i: (regret[i], contenders[i].draft_key))
     return [
-        PromptCounts(draft_key, prompt_id, row[0].tokens, counts.depths, [c.rounds for c in row], workloads[prompt_id])
-        for prompt_id, row in zip(counts.prompt_ids, counts.per_prompt, strict=True)
+        RankedDrafter(
+            draft_key=contenders[i].draft_key,
+            method=contenders[i].method,
+            depth_k=contenders[i].depth_k,
+            tree_budget=contenders[i].tree_budget,
+            draft_vocab=contenders[i].draft_vocab,
+            speedup_pred=contenders[i].speedup.value,
+            pred_lo=bounds[i][0],
+            pred_hi=bounds[i][1],
+            p_best=float(wins[i]),
+            regret=float(regret[i]),
+            chosen=i == best,
+        )
+        for i in order
     ]
 
 
-def summarise_acceptance(
-    maps: Sequence[AcceptanceMap], counts: Counts, draft_key: str, method: str, workload: str
-) -> list[AcceptanceSummary]:
-    """One row for each depth, with every convention of acceptance length."""
-    proxies = [length for m in maps for length in m.proxy_accepted[: m.num_tokens - 1]]
-    rows = []
-    for column, depth in enumerate(counts.depths):
-        cells = [row[column] for row in counts.per_prompt]
-        rounds, full = sum(c.rounds for c in cells), sum(c.full_rounds for c in cells)
-        accepted, tokens = sum(c.full_accepted for c in cells), sum(c.tokens for c in cells)
-        rows.append(
-            AcceptanceSummary(
-                draft_key=draft_key,
-                method=method,
-                workload=workload,
-                depth_k=depth,
-                num_prompts=len(cells),
-                num_rounds=rounds,
-                num_cut_rounds=rounds - full,
-                al=al(tokens, rounds),
-                al_uncut=al_uncut(accepted, full),
-                al_macro=al_macro([al(c.tokens, c.rounds) for c in cells if c.rounds]),
-                al_proxy=al_proxy(proxies, depth),
-                reached=[sum(c.num_reached[i] for c in cells) for i in range(depth)],
-                kept=[sum(c.num_kept[i] for c in cells) for i in range(depth)],
-            )
+def _size(contender: Contender) -> tuple[int, float]:
+    """(draft tokens to verify, draft vocabulary); an unknown vocabulary counts as the largest."""
+    num_drafted = contender.depth_k if contender.tree_budget is None else contender.tree_budget
+    return num_drafted, float("inf") if contender.draft_vocab is None else contender.draft_vocab
+
+
+def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> Policy:
+    """The policy with its ranking, winner, verdict and reasons.
+
+    contenders: every drafter in every setting, over all workloads, at its smallest batch size. The winner is a chain,
+    since chains are published and served; a tree that is predicted to beat it raises a flag. Where only trees were
+    measured, the best of them wins.
+    """
+    ranking = rank(contenders, rule.tolerance, rule.confidence)
+    # A drafter with maps of trees alone has no chosen depth, whether or not a tree is worth drafting.
+    chosen_for = {c.draft_key for c in policy.choices if c.workload == ALL}
+    eligible = [e for e in contenders if e.draft_key in chosen_for]
+    chains = [e for e in eligible if e.tree_budget is None] or eligible
+    # Drafters with faults are excluded, unless all have faults.
+    without_faults = [e for e in chains if not faults_of(policy, e.draft_key)] or chains
+    winner = next(c for c in rank(without_faults, rule.tolerance, rule.confidence) if c.chosen)
+    winner_choices = [c for c in policy.choices if (c.draft_key, c.workload) == (winner.draft_key, ALL)]
+    best = min(winner_choices, key=lambda c: c.batch_size)
+    faults = faults_of(policy, best.draft_key)
+    policy = replace(
+        policy,
+        ranking=ranking,
+        verdict="invalid" if faults else best.verdict,
+        reasons=[f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons),
+        # Above 0 it is worth using; or worth a try, where too little was measured for a verdict.
+        winner=Winner(best.draft_key, best.method, best.depth_k) if best.depth_k > 0 else None,
+    )
+    top = next(c for c in ranking if c.chosen)
+    if top.tree_budget is not None and winner.tree_budget is None:
+        detail = (
+            f"a tree of {top.tree_budget} guesses, depth {top.depth_k}, is predicted to be {top.speedup_pred:.2f}x "
+            f"[{top.pred_lo:.2f}, {top.pred_hi:.2f}]; the best chain is depth {best.depth_k}, {best.speedup_pred:.2f}x"
         )
-    return rows
+        issue = QualityIssue("tree_predicted_faster", "info", top.speedup_pred, detail)
+        policy = extended(policy, flags=[issue.to_flag(policy.selection_id, top.draft_key, top.method)])
+    return policy

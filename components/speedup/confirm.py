@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
+from components.outside_json import JsonObject
 from components.policy import (
     Gate,
     GateCheck,
@@ -43,6 +45,8 @@ from components.speedup.measured import (
 from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import Setting, cost_table, round_cost
 from components.speedup.rechoose import Posterior, choose_again, pick_drafter
+
+PredictedRow = TypeVar("PredictedRow", DepthEval, DepthChoice)
 
 
 def confirm_depth(
@@ -103,37 +107,23 @@ def _with_measurements(policy: Policy, cells: Sequence[CostCell], p_faster: dict
     p_faster: id of an arm -> P(speedup > 1) by its measurement.
     """
 
-    def eval_measured(row: DepthEval) -> DepthEval:
+    def measured(row: PredictedRow) -> PredictedRow:
         arm = arm_of(policy, row) if row.depth_k else None
         if arm is None:
             return row
-        return replace(
-            row,
-            al_meas=arm.al,
-            al_replayed=arm.al_replayed,
-            speedup_meas=arm.speedup,
-            meas_lo=arm.lo,
-            meas_hi=arm.hi,
-        )
-
-    def choice_measured(choice: DepthChoice) -> DepthChoice:
-        arm = arm_of(policy, choice) if choice.depth_k else None
-        if arm is None:
-            return choice
-        return replace(
-            choice,
-            speedup_meas=arm.speedup,
-            meas_lo=arm.lo,
-            meas_hi=arm.hi,
-            pred_error=choice.speedup_pred / arm.speedup - 1.0,
-            p_beats_no_spec=p_faster[id(arm)],
-        )
+        columns: JsonObject = {"speedup_meas": arm.speedup, "meas_lo": arm.lo, "meas_hi": arm.hi}
+        if isinstance(row, DepthEval):
+            columns |= {"al_meas": arm.al, "al_replayed": arm.al_replayed}
+        else:
+            gap = row.speedup_pred / arm.speedup - 1.0
+            columns |= {"pred_error": gap, "p_beats_no_spec": p_faster[id(arm)]}
+        return replace(row, **columns)
 
     return replace(
         policy,
-        evals=[eval_measured(row) for row in policy.evals],
-        trees=[eval_measured(row) for row in policy.trees],
-        choices=[choice_measured(choice) for choice in policy.choices],
+        evals=[measured(row) for row in policy.evals],
+        trees=[measured(row) for row in policy.trees],
+        choices=[measured(choice) for choice in policy.choices],
         arms=[replace(a, speedup_pred=p) for a, p in zip(policy.arms, predictions_of(policy, cells), strict=True)],
     )
 

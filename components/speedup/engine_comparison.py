@@ -28,6 +28,7 @@ from components.rows import (
     EngineComparison,
     QualityFlag,
     Request,
+    grouped,
     read_rows,
     write_rows,
 )
@@ -166,11 +167,12 @@ def _read_our_rounds(
     end_to_end: Measurements | None, acceptance: Sequence[Measurements], policy: DepthPolicy | None
 ) -> _OurRounds:
 
-    timed: dict[tuple[str, int, str], list[Request]] = {}
-    for row in read_rows(end_to_end.path, Request) if end_to_end is not None else ():
-        greedy = row.temperature == 0.0 and row.tree_budget is None
-        if greedy and not row.engine and counts(row) and row.depth_k > 0:
-            timed.setdefault((row.draft_key, row.depth_k, row.prompt_id), []).append(row)
+    own_requests = [
+        row
+        for row in (read_rows(end_to_end.path, Request) if end_to_end is not None else ())
+        if row.temperature == 0.0 and row.tree_budget is None and not row.engine and counts(row) and row.depth_k > 0
+    ]
+    timed = grouped(own_requests, lambda row: (row.draft_key, row.depth_k, row.prompt_id))
     maps = {
         (row.draft_key, row.prompt_id): row
         for source in acceptance

@@ -23,7 +23,7 @@ from components import definitions
 from components.definitions import has_decoding, timed_pairs
 from components.methods import is_trained
 from components.policy import MeasuredArm, Policy, PromptCounts
-from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, Request
+from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, Request, grouped
 from components.speedup.bootstrap import PROMPTS, Estimate
 from components.speedup.comparison.paired import SpeedRatio, speed_ratio
 from components.speedup.prediction.flags import MAX_PREDICTION_GAP, MIN_ROUNDS, QualityIssue
@@ -58,16 +58,16 @@ def measured_arms(
     """
     counts = {(c.draft_key, c.prompt_id): c for c in replayed}
     rows = [r for r in requests if has_decoding(r) and r.temperature == 0.0]
-    by_arm: dict[ArmKey, list[Request]] = {}
-    for r in rows:
-        key = ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel)
-        by_arm.setdefault(key, []).append(r)
+    by_arm = grouped(
+        rows,
+        lambda r: ArmKey(r.method, r.draft_key, r.depth_k, r.tree_budget or 0, r.batch_size, r.dtype, r.kernel),
+    )
     processes = sorted({r.process for r in rows})
     arms = []
     for key, arm_requests in sorted(by_arm.items()):
         if key.method == "none":
             continue
-        plain = best_plain(rows, dtype=key.dtype, batch_size=key.batch_size)
+        plain = definitions.best_plain(r for r in rows if (r.dtype, r.batch_size) == (key.dtype, key.batch_size))
         for workload in [ALL, *sorted({r.workload for r in arm_requests} - {ALL})]:
             of_workload = [r for r in arm_requests if workload in (ALL, r.workload)]
             ratio = speed_ratio(timed_pairs(of_workload), timed_pairs(plain), processes, num_draws, seed)
@@ -78,11 +78,6 @@ def measured_arms(
                     )
                 )
     return arms
-
-
-def best_plain(rows: Sequence[Request], dtype: str, batch_size: int) -> list[Request]:
-    """The plain requests of the kernel with most tokens a second."""
-    return definitions.best_plain(r for r in rows if r.dtype == dtype and r.batch_size == batch_size)
 
 
 def _measure_arm(
@@ -331,9 +326,7 @@ class Ties(NamedTuple):
 
 def ties_of(compared: Iterable[Request]) -> Ties:
     """The ties of one arm's outputs that were compared with plain decoding."""
-    by_prompt: dict[str, list[Request]] = {}
-    for request in compared:
-        by_prompt.setdefault(request.prompt_id, []).append(request)
+    by_prompt = grouped(compared, lambda request: request.prompt_id)
     if not by_prompt:
         return Ties()
     num_prompts, outputs = len(by_prompt), list(by_prompt.values())

@@ -1,6 +1,7 @@
 """The steps of components/speedup, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
-A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands on
+all its arguments; tests/components/test_steps.py holds the two signatures together.
 """
 
 from __future__ import annotations
@@ -41,19 +42,10 @@ def choose_depth(
         num_draws: draws of prompts and processes behind each interval.
         include_host: count measured sampling and bookkeeping time on both sides of the ratio.
     """
+    arguments = locals().copy()
     from components.speedup.choose import choose_depth as run
 
-    return run(
-        acceptance,
-        cost,
-        champion,
-        tolerance=tolerance,
-        confidence=confidence,
-        mixture=mixture,
-        num_draws=num_draws,
-        include_host=include_host,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def confirm_depth(
@@ -88,21 +80,10 @@ def confirm_depth(
         max_acceptance_loss: the same of acceptance length over all prompts; of one workload it is twice that.
         num_draws: draws of prompts and processes behind each interval.
     """
+    arguments = locals().copy()
     from components.speedup.confirm import confirm_depth as run
 
-    return run(
-        policy,
-        end_to_end,
-        challenger,
-        champion,
-        min_speedup=min_speedup,
-        max_prediction_gap=max_prediction_gap,
-        min_over_lookup=min_over_lookup,
-        max_loss=max_loss,
-        max_acceptance_loss=max_acceptance_loss,
-        num_draws=num_draws,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def measure_drift(
@@ -123,7 +104,7 @@ def measure_drift(
         depth_k: the depth to compare at instead; 0 takes the policy's, or without one the deepest that was measured.
         num_draws: resamples of prompts behind each interval.
     """
-    from components.speedup.drift import measure_drift as run
+    from components.speedup.acceptance_changes import measure_drift as run
 
     return run(then, now, policy, depth_k=depth_k, num_draws=num_draws, ctx=ctx)
 
@@ -169,6 +150,6 @@ def measure_languages(
         depth_k: the depth to compare at; 0 is the deepest that all were measured at.
         num_draws: resamples of prompts behind each interval.
     """
-    from components.speedup.languages import measure_languages as run
+    from components.speedup.acceptance_changes import measure_languages as run
 
     return run(acceptance, mixes, depth_k=depth_k, num_draws=num_draws, ctx=ctx)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from components.definitions import steady
 from components.methods import decoding_loop_of
 from components.promotion import ArmPrompt, Margins, MeasuredRows, ServingSetup
-from components.rows import AcceptanceMap
+from components.rows import AcceptanceMap, grouped
 from components.speedup.comparison.paired import Measurement, Ratio, TimedPairs, compare_sides
 from components.speedup.prediction.replay import count
 
@@ -231,11 +231,8 @@ def _timing_contexts(
 
 def times_of(rows: Iterable[ArmPrompt]) -> TimedPairs:
     """(prompt, process) -> (tokens, seconds): the mean tokens of a repetition, at the steady time of a token."""
-    by_pair: dict[tuple[str, int], list[ArmPrompt]] = {}
-    for row in rows:
-        by_pair.setdefault((row.prompt_id, row.process), []).append(row)
     times = {}
-    for pair, pair_rows in by_pair.items():
+    for pair, pair_rows in grouped(rows, lambda row: (row.prompt_id, row.process)).items():
         tokens = sum(row.tokens for row in pair_rows) / sum(row.requests for row in pair_rows)
         times[pair] = (tokens, tokens * steady([ns for row in pair_rows for ns in row.ns_per_token]) / 1e9)
     return times
@@ -267,13 +264,10 @@ def _compare_decoded(
 
 def _decoded_replays(arms: Sequence[ArmPrompt], way: ServingSetup, context: TimingContext | None) -> dict[str, Replay]:
     """Prompt -> tokens and rounds at every depth that a drafter ran at in one measurement."""
-    rows: dict[tuple[str, int], list[ArmPrompt]] = {}
-    for row in arms:
-        if _context_of(row) == context and row.rounds and _is_drafter(row, way):
-            rows.setdefault((row.prompt_id, row.depth_k), []).append(row)
+    decoded = [row for row in arms if _context_of(row) == context and row.rounds and _is_drafter(row, way)]
     by_prompt: dict[str, dict[int, tuple[float, float]]] = {}
     workloads: dict[str, str] = {}
-    for (name, depth), depth_rows in rows.items():
+    for (name, depth), depth_rows in grouped(decoded, lambda row: (row.prompt_id, row.depth_k)).items():
         num = sum(row.requests for row in depth_rows)  # a prompt counts once, however often it was decoded
         means = sum(r.tokens for r in depth_rows) / num, sum(r.rounds for r in depth_rows) / num
         by_prompt.setdefault(name, {})[depth] = means
@@ -307,10 +301,8 @@ def _rows_of_arm(arms: Sequence[ArmPrompt], context: TimingContext, way: Serving
 
 def _rows_of_plain(arms: Sequence[ArmPrompt], context: TimingContext) -> list[ArmPrompt]:
     """The rows of plain decoding in a measurement, on the kernel with most tokens a second."""
-    by_kernel: dict[str, list[ArmPrompt]] = {}
-    for row in arms:
-        if row.method == "none" and _context_of(row) == context:
-            by_kernel.setdefault(row.kernel, []).append(row)
+    plain = (row for row in arms if row.method == "none" and _context_of(row) == context)
+    by_kernel = grouped(plain, lambda row: row.kernel)
     kernels = sorted(by_kernel)
     return by_kernel[max(kernels, key=lambda kernel: _tokens_per_ns(by_kernel[kernel]))] if kernels else []
 

@@ -1,7 +1,7 @@
 """The rule of promotion: conditions on a challenger, checked on its comparison with the champion.
 
-The challenger need not be shown to be faster; it must be shown not to be slower (by more than `margins.speed`), and its
-drafts not to be accepted less over all prompts (`margins.acceptance`) nor in any workload (twice that). A loss that was
+The challenger need not be shown to be faster; it must be shown not to be slower (by more than `Margins.speed`), and its
+drafts not to be accepted less over all prompts (`Margins.acceptance`) nor in any workload (twice that). A loss that was
 not shown is no evidence of equality: with few prompts an equal challenger may fail, and more prompts are the remedy.
 Its text must be that of plain decoding, and its weights may not grow beyond a limit. The registry asks `judge`;
 confirm_depth enters the same comparison into its policy and checks it with the same `is_kept`.
@@ -14,9 +14,8 @@ noise makes no better drafter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from components.contract import Draft, UserError
 from components.definitions import has_decoding
@@ -34,29 +33,11 @@ from components.speedup.comparison.pairing import (
     identity_of,
 )
 
-
-class PairedRatio(Protocol):
-    """The columns of a comparison that the rule needs: paired.Ratio has them, and PairedComparison."""
-
-    @property
-    def workload(self) -> str: ...
-    @property
-    def margin(self) -> float: ...
-    @property
-    def num_prompts(self) -> int: ...
-    @property
-    def verdict(self) -> str: ...
+MAX_GROWTH = 0.5
+"""Allowed growth of the weights, a share of the champion's bytes."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the gate. max_growth: allowed growth of the weights, a share of the champion's bytes."""
-
-    margins: Margins = field(default_factory=Margins)
-    max_growth: float = 0.5
-
-
-def is_kept(ratio: PairedRatio) -> tuple[bool, str]:
+def is_kept(ratio: Ratio | PairedComparison) -> tuple[bool, str]:
     """(whether a speed or an acceptance length is shown to be not worse, the limit as text).
 
     Fewer than PROMPTS.decide prompts show nothing: one workload then passes, all workloads together do not.
@@ -69,16 +50,15 @@ def is_kept(ratio: PairedRatio) -> tuple[bool, str]:
     return True, f"not asked of {ratio.num_prompts} prompts"
 
 
-def judge(evidence: Evidence, limits: Limits | None = None) -> list[Check]:
+def judge(evidence: Evidence) -> list[Check]:
     """Every check of the promotion gate against the champion."""
-    limits = limits or Limits()
     ways = evidence.challenger, evidence.champion
-    comparison = compare_ways(evidence.measured, *ways, limits.margins, same_target=evidence.same_target)
+    comparison = compare_ways(evidence.measured, *ways, Margins(), same_target=evidence.same_target)
     return [
         *_speed_checks(comparison),
         _identity_check(evidence, comparison),
         *_acceptance_checks(evidence, comparison),
-        _size_check(evidence, limits),
+        _size_check(evidence),
     ]
 
 
@@ -123,11 +103,11 @@ def _acceptance_checks(evidence: Evidence, comparison: Comparison) -> list[Check
     return checks
 
 
-def _size_check(evidence: Evidence, limits: Limits) -> Check:
+def _size_check(evidence: Evidence) -> Check:
     new, old = evidence.challenger_bytes, evidence.champion_bytes
     if new is None or not old:
         return Check("size", True, None, None, None, "sizes are not known")
-    most = 1.0 + limits.max_growth
+    most = 1.0 + MAX_GROWTH
     return Check("size", new <= old * most, new / old, None, None, f"<= {most:.2f}")
 
 

@@ -25,9 +25,16 @@ from typing import NamedTuple
 
 from components.contract import UserError
 from components.methods import is_trained
-from components.speedup.imported.acceptance import acceptance_from, position_chains
+from components.rows import grouped
 from components.speedup.imported.columns import MS_PER_UNIT
-from components.speedup.imported.evidence import DraftSetting, is_shared, label_of, setting_of
+from components.speedup.imported.evidence import (
+    DraftSetting,
+    acceptance_from,
+    is_shared,
+    label_of,
+    position_chains,
+    setting_of,
+)
 from components.speedup.imported.rows import ImportedRow, SourcedRow
 
 ROUNDED = 0.05  # largest rounding error of a length that is printed with one decimal
@@ -47,7 +54,8 @@ def check_together(rows: Sequence[SourcedRow]) -> None:
         label = _label(setting, batch_size)
         _check_parts_or_total(label, setting_rows)
         _check_chains(label, setting_rows)
-        for text_rows in _by_text(setting_rows):
+        # Rows of one workload and context length describe one text.
+        for text_rows in grouped(setting_rows, lambda item: (item.row.workload, item.row.kv_len)).values():
             _check_one_text(label, text_rows)
     by_setting = _by_setting(item for item in rows if not is_shared(item.row))
     shared = [item for item in rows if is_shared(item.row)]
@@ -58,18 +66,7 @@ def check_together(rows: Sequence[SourcedRow]) -> None:
 
 def _by_setting(rows: Iterable[SourcedRow]) -> dict[tuple[DraftSetting, int], list[SourcedRow]]:
     """Rows by drafter, setting and batch size."""
-    groups: dict[tuple[DraftSetting, int], list[SourcedRow]] = {}
-    for item in rows:
-        groups.setdefault((setting_of(item.row), item.row.batch_size), []).append(item)
-    return groups
-
-
-def _by_text(rows: Sequence[SourcedRow]) -> list[list[SourcedRow]]:
-    """Rows by workload and context length; each group describes one text."""
-    groups: dict[tuple[str | None, int | None], list[SourcedRow]] = {}
-    for item in rows:
-        groups.setdefault((item.row.workload, item.row.kv_len), []).append(item)
-    return list(groups.values())
+    return grouped(rows, lambda item: (setting_of(item.row), item.row.batch_size))
 
 
 def _label(setting: DraftSetting, batch_size: int) -> str:

@@ -11,18 +11,18 @@ Impossible rows were refused before (checks.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 from components.contract import UserError
 from components.methods import is_trained
-from components.policy import Mixture, Policy, extended, faults_of
-from components.rows import ALL, DepthChoice, DepthEval
+from components.policy import Policy, extended, faults_of
+from components.rows import ALL, DepthChoice, DepthEval, PredictionKey
 from components.speedup.bootstrap import Estimate
-from components.speedup.imported.acceptance import Acceptance
+from components.speedup.choose import Contender, conclude
 from components.speedup.imported.checks import NEARLY_FREE, ROUNDED, check_together, explained_factor
-from components.speedup.imported.evidence import MeasurementCase, borrowed_table, cases_of
+from components.speedup.imported.evidence import Acceptance, MeasurementCase, borrowed_table, cases_of
 from components.speedup.imported.rows import SourcedRow
 from components.speedup.prediction.costs import select_depths
 from components.speedup.prediction.flags import (
@@ -35,9 +35,7 @@ from components.speedup.prediction.flags import (
     falling_issues,
     sample_issues,
 )
-from components.speedup.prediction.mixture import one_depth_for_all, stated_shares
-from components.speedup.prediction.predict import Identity, Rule, Speeds, choice_row, depth_rows, predict
-from components.speedup.select import Contender, conclude
+from components.speedup.prediction.predict import Evaluated, Rule, Speeds, evaluate, one_depth_for_all
 
 
 def policy_from(rows: Sequence[SourcedRow], rule: Rule, mixture: Mapping[str, float], seed: int) -> Policy:
@@ -49,60 +47,65 @@ def policy_from(rows: Sequence[SourcedRow], rule: Rule, mixture: Mapping[str, fl
     check_together(rows)
     policy = Policy("outside", "", "", "", rule.description, rule.tolerance, [], [], [], [], [], [])
     cases = cases_of(rows)
-    results: list[tuple[MeasurementCase, CaseResult]] = []
+    pooled: list[Evaluated] = []
     for case in cases:
         policy, result = _with_case(policy, case, rule, mixture, seed)
-        results.append((case, result))
-    faulty = {case.label for case in cases if faults_of(policy, case.label)}
+        pooled.append(result)
+    # No reader of the policy finds a speedup to use in a drafter with faults.
+    policy = replace(
+        policy,
+        choices=[_without_faults(policy, choice) for choice in policy.choices],
+        contexts=[_without_faults(policy, choice) for choice in policy.contexts],
+        mixtures=[mixture for mixture in policy.mixtures if not faults_of(policy, mixture.draft_key)],
+    )
     smallest = {label: min(c.batch_size for c in cases if c.label == label) for label in {c.label for c in cases}}
     contenders = [
-        _contender(case, result, case.label in faulty)
-        for case, result in results
+        Contender.of(result._replace(choice=_without_faults(policy, result.choice)), case.tree_budget, case.draft_vocab)
+        for case, result in zip(cases, pooled, strict=True)
         if (case.kv_len, case.batch_size) == (None, smallest[case.label])
     ]
-    return conclude(_invalidate_faulty(policy, faulty), contenders, rule)
+    return conclude(policy, contenders, rule)
 
 
-def _invalidate_faulty(policy: Policy, faulty: Collection[str]) -> Policy:
-    """The policy with invalid choices for drafters with faults, so that no reader of it finds a speedup to use."""
-
-    def invalid(choice: DepthChoice) -> DepthChoice:
-        if choice.draft_key not in faulty:
-            return choice
-        reasons = [f"{flag.code}: {flag.detail}" for flag in faults_of(policy, choice.draft_key)]
-        plain = replace(choice, depth_k=0, speedup_pred=1.0, pred_lo=1.0, pred_hi=1.0, p_beats_no_spec=0.0, loss=None)
-        unmeasured = replace(plain, speedup_meas=None, meas_lo=None, meas_hi=None, pred_error=None)
-        return replace(unmeasured, verdict="invalid", reasons=reasons)
-
-    return replace(
-        policy,
-        choices=[invalid(choice) for choice in policy.choices],
-        contexts=[invalid(choice) for choice in policy.contexts],
-        mixtures=[mixture for mixture in policy.mixtures if mixture.draft_key not in faulty],
-    )
+def _without_faults(policy: Policy, choice: DepthChoice) -> DepthChoice:
+    """The choice; for a drafter with faults an invalid one of depth 0."""
+    reasons = [f"{flag.code}: {flag.detail}" for flag in faults_of(policy, choice.draft_key)]
+    if not reasons:
+        return choice
+    not_measured: dict[str, Any] = dict.fromkeys(("loss", "speedup_meas", "meas_lo", "meas_hi", "pred_error"))
+    plain = replace(choice, depth_k=0, speedup_pred=1.0, pred_lo=1.0, pred_hi=1.0, p_beats_no_spec=0.0, **not_measured)
+    return replace(plain, verdict="invalid", reasons=reasons)
 
 
 def _with_case(
     policy: Policy, case: MeasurementCase, rule: Rule, mixture: Mapping[str, float], seed: int
-) -> tuple[Policy, CaseResult]:
+) -> tuple[Policy, Evaluated]:
     """The policy with one case, and its result over all workloads."""
-    names = [ALL, *sorted(case.workloads - {ALL})]
-    results = {name: _evaluate_workload(policy, case, name, rule, seed) for name in names}
-    pooled = results[ALL]
+    results: dict[str, Evaluated] = {}
+    acceptance = {name: case.acceptance_of(name) for name in [ALL, *sorted(case.workloads - {ALL})]}
+    identity = PredictionKey(policy.selection_id, policy.target_key, case.label, case.method, ALL, case.batch_size)
+    for name in acceptance:
+        results[name] = _evaluate_workload(case, acceptance[name], replace(identity, workload=name), rule, seed)
     if case.kv_len is not None:
-        return extended(policy, contexts=[pooled.choice]), pooled
-    mixtures, choices = _one_depth_for_all(policy, case, results, rule, mixture)
+        return extended(policy, contexts=[results[ALL].choice]), results[ALL]
+    # Shares of the counted tokens; equal shares where only lengths are known.
+    tokens = {name: of_one.num_tokens if of_one.is_counted else 1.0 for name, of_one in acceptance.items()}
+    mixtures, choices = one_depth_for_all(results, mixture, tokens, identity, rule)
+    issues = issues_of(case, acceptance[ALL], results)
     return extended(
         policy,
-        evals=[e for name in names for e in results[name].evals],
+        evals=[e for result in results.values() for e in result.evals],
         mixtures=mixtures,
         choices=choices.values(),
-        flags=[issue.to_flag(policy.selection_id, case.label, case.method) for issue in issues_of(case, results)],
-    ), pooled
+        flags=[issue.to_flag(policy.selection_id, case.label, case.method) for issue in issues],
+    ), results[ALL]
 
 
-def _evaluate_workload(policy: Policy, case: MeasurementCase, workload: str, rule: Rule, seed: int) -> CaseResult:
-    acceptance = case.acceptance_of(workload)
+def _evaluate_workload(
+    case: MeasurementCase, acceptance: Acceptance, identity: PredictionKey, rule: Rule, seed: int
+) -> Evaluated:
+    """The result on one workload, with its measured speedups where there are any."""
+    workload = identity.workload
     table = case.table or borrowed_table(case, workload)
     depths = sorted({0, *acceptance.depths} & set(table.depths))
     if len(depths) < 2:
@@ -111,81 +114,31 @@ def _evaluate_workload(policy: Policy, case: MeasurementCase, workload: str, rul
             f"{_depth_list(acceptance.depths)}, cost at {_depth_list(table.depths[1:])}"
         )
     table = select_depths(table, depths)
-    tokens, rounds = acceptance.at(depths)
-    identity = Identity(policy.selection_id, policy.target_key, case.label, case.method, workload, case.batch_size)
-    speeds = predict(tokens, rounds, table, workload, rule, seed)
-    evals = [_with_measurement(e, case) for e in depth_rows(speeds, table, identity, case.tree_budget)]
-    choice = _choice_with_measurement(choice_row(speeds, identity, rule, case.kv_len), evals)
+    result = evaluate(
+        acceptance.at(depths), table, identity, rule, seed, tree_budget=case.tree_budget, kv_len=case.kv_len
+    )
+    measured = {depth: speedup for (name, depth), speedup in case.measured.items() if name == workload}
+    evals = [
+        replace(e, speedup_meas=measured[e.depth_k], al_meas=e.al) if e.depth_k in measured else e for e in result.evals
+    ]
+    choice = result.choice
+    if choice.depth_k and (at_choice := measured.get(choice.depth_k)) is not None:
+        choice = replace(choice, speedup_meas=at_choice, pred_error=choice.speedup_pred / at_choice - 1.0)
     if not acceptance.num_prompts:
         choice = replace(choice, reasons=[*choice.reasons, "by figures that carry no interval over prompts"])
-    return CaseResult(acceptance, speeds, evals, choice)
+    return result._replace(evals=evals, choice=choice)
 
 
 def _depth_list(depths: Sequence[int]) -> str:
     return ", ".join(map(str, depths)) or "none"
 
 
-def _with_measurement(row: DepthEval, case: MeasurementCase) -> DepthEval:
-    """The row with its measured speedup, where there is one."""
-    measured = case.measured.get((row.workload, row.depth_k))
-    return row if measured is None else replace(row, speedup_meas=measured, al_meas=row.al)
-
-
-def _choice_with_measurement(choice: DepthChoice, evals: Sequence[DepthEval]) -> DepthChoice:
-    measured = next((e.speedup_meas for e in evals if e.depth_k == choice.depth_k), None)
-    if measured is None or choice.depth_k == 0:
-        return choice
-    return replace(choice, speedup_meas=measured, pred_error=choice.speedup_pred / measured - 1.0)
-
-
-def _one_depth_for_all(
-    policy: Policy, case: MeasurementCase, results: Mapping[str, CaseResult], rule: Rule, stated: Mapping[str, float]
-) -> tuple[list[Mixture], dict[str, DepthChoice]]:
-    """The choices of every workload, with the loss of one depth for all of them."""
-    names = [name for name in results if name != ALL]
-    choices = {name: results[name].choice for name in results}
-    shares = stated_shares(stated, names) if stated else {}
-    same_depths = len({tuple(result.speeds.depths) for result in results.values()}) == 1
-    if shares and not same_depths:
-        raise UserError(f"mixture: {case.label} was not measured at the same depths on every workload")
-    if not names or not same_depths or (not shares and len(names) < 2):
-        return [], choices
-    speeds = {name: results[name].speeds for name in names}
-    weights = shares or _measured_shares({name: results[name].acceptance for name in names})
-    identity = Identity(policy.selection_id, policy.target_key, case.label, case.method, ALL, case.batch_size)
-    mixture, choices = one_depth_for_all(speeds, weights, None if shares else choices[ALL], choices, identity, rule)
-    return [mixture], choices
-
-
-def _measured_shares(by_workload: Mapping[str, Acceptance]) -> dict[str, float]:
-    """Shares of the counted tokens; equal shares where only lengths are known."""
-    tokens = {name: acceptance.num_tokens if acceptance.is_counted else 1.0 for name, acceptance in by_workload.items()}
-    return {name: count / sum(tokens.values()) for name, count in tokens.items()}
-
-
-def _contender(case: MeasurementCase, result: CaseResult, is_faulty: bool) -> Contender:
-    depth = 0 if is_faulty else result.choice.depth_k
-    speedup = result.speeds.speedup[result.speeds.depths.index(depth)]
-    budget = case.tree_budget if depth else None
-    verdict = "invalid" if is_faulty else result.choice.verdict
-    return Contender(case.label, case.method, depth, budget, case.draft_vocab, speedup, verdict)
-
-
 MAX_STEP_UP = 3.0  # factor beyond what depth explains, between neighbouring depths of T_verify
 MAX_STEP_DOWN = 0.8  # a deeper verification pass as a share of a shallower one
 
 
-class CaseResult(NamedTuple):
-    """Acceptance, speeds, rows and choice of one workload of one case."""
-
-    acceptance: Acceptance
-    speeds: Speeds
-    evals: list[DepthEval]
-    choice: DepthChoice
-
-
-def issues_of(case: MeasurementCase, results: Mapping[str, CaseResult]) -> list[QualityIssue]:
-    """The issues of one case: over all workloads, and of each where that is possible. results: by workload."""
+def issues_of(case: MeasurementCase, acceptance: Acceptance, results: Mapping[str, Evaluated]) -> list[QualityIssue]:
+    """The issues of one case: over all workloads, whose acceptance is given, and of each where that is possible."""
     pooled = results[ALL]
     depth = pooled.choice.depth_k
     issues = []
@@ -198,7 +151,7 @@ def issues_of(case: MeasurementCase, results: Mapping[str, CaseResult]) -> list[
         al = next((e.al for e in evals if e.depth_k == k), None)
         if al is not None:
             issues += [d._replace(detail=f"workload {workload}: {d.detail}") for d in baseline_issues(al / speedup, k)]
-    issues += _sample_issues(pooled.acceptance, depth)
+    issues += _sample_issues(acceptance, depth)
     if case.trained_depth is not None:
         issues += depth_issues(depth, case.trained_depth)
     issues += falling_issues(pooled.speeds)

@@ -29,7 +29,7 @@ import numpy as np
 
 from components.contract import UserError
 from components.definitions import steady
-from components.rows import CostCell
+from components.rows import CostCell, grouped
 from components.speedup.bootstrap import Floats, student_cdf, student_quantile
 
 MAX_PARTS = 8  # of a single process' blocks: enough to show its noise, each still a steady time
@@ -235,13 +235,9 @@ def cells_to_measure_again(cells: Sequence[CostCell]) -> dict[tuple[str, int], C
 
 def _fastest_kernel(cells: list[CostCell]) -> list[CostCell]:
     """The cells of the fastest kernel: plain decoding is compared at its best."""
-    by_kernel: dict[str, list[float]] = {}
-    for cell in cells:
-        by_kernel.setdefault(cell.kernel, []).append(cell.median_ns)
-    if not by_kernel:
-        return []
-    best = min(by_kernel, key=lambda name: (steady(by_kernel[name]), name))
-    return [cell for cell in cells if cell.kernel == best]
+    by_kernel = grouped(cells, lambda cell: cell.kernel)
+    best = min(by_kernel, key=lambda name: (steady([cell.median_ns for cell in by_kernel[name]]), name), default="")
+    return by_kernel.get(best, [])
 
 
 PhaseDepth = tuple[str, int]  # phase, depth
@@ -393,16 +389,6 @@ def _line(depths: Sequence[int], value: Floats) -> Floats:
     """[K, K] projection of relative costs on straight lines over depth; row sums are line / cell."""
     columns = np.stack([np.ones(len(depths)), np.asarray(depths, dtype=float)], axis=1) / np.exp(value)[:, None]
     return np.asarray(columns @ np.linalg.pinv(columns))
-
-
-def line_over(depths: Sequence[int], cost: Floats) -> Floats:
-    """[K]: the straight line through the costs, in their unit; relative errors are minimised."""
-    return np.asarray(cost * _line(depths, np.log(cost)).sum(axis=1))
-
-
-def line_without_each(depths: Sequence[int], cost: Floats) -> Floats:
-    """[K]: the cost of each depth by the line through the OTHER depths."""
-    return np.asarray(cost * (1.0 - _relative_offset(_line(depths, np.log(cost)))))
 
 
 def _relative_offset(line: Floats) -> Floats:

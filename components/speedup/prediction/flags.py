@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from components.methods import is_trained
 from components.policy import AcceptanceSummary
-from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag
+from components.rows import AcceptanceMap, DepthEval, QualityFlag
 from components.speedup.bootstrap import PROMPTS, Estimate
 from components.speedup.prediction.costs import CostTable
-from components.speedup.prediction.predict import Speeds
+from components.speedup.prediction.predict import Evaluated, Speeds
 
 MIN_ROUNDS = 200
 MIN_COST_RATIO = 0.98  # a verify pass plus drafts cannot be faster than one plain step, less 2 % noise
@@ -44,13 +44,12 @@ class QualityIssue(NamedTuple):
 def prediction_flags(
     session_id: str,
     maps: Sequence[AcceptanceMap],
-    evals: Sequence[DepthEval],
-    speeds: Speeds,
+    result: Evaluated,
     summaries: Sequence[AcceptanceSummary],
-    choice: DepthChoice,
     cost: CostTable,
 ) -> list[QualityFlag]:
     """Flags of one drafter over all workloads; all arguments describe that drafter."""
+    speeds, evals, choice = result
     drafted = [e for e in evals if e.depth_k > 0]
     at_choice = next(s for s in summaries if s.depth_k == (choice.depth_k or drafted[0].depth_k))
     issues = cost_issues(drafted)

@@ -1,24 +1,48 @@
-"""Predicted speedup of every depth of one drafter on one workload, with intervals, and the depth to serve.
+"""The speedup model: the predicted speedup of every depth of one drafter, with intervals, and the depth to serve.
+
+    S(k) = AL(k) * T_target / (T_verify(k) + T_draft(k)),    AL(k) = 1 + sum_{i<=k} prod_{j<=i} p_j
+
+A round of speculative decoding costs one verification pass over k + 1 rows and k drafts, and keeps AL(k) tokens on
+average; plain decoding takes T_target for each of them. Leviathan et al. 2023 (arXiv:2211.17192, theorem 3.8)
+is the special case p_j = alpha, T_verify = T_target, T_draft = c * k * T_target; we keep each p_j and each time as
+measured, because acceptance is not geometric and verification is not free.
+
+Where the rest H of a round (sampling, bookkeeping) was measured, it enters both sides of the ratio:
+
+    S_host(k) = AL(k) * (T_target + H(0)) / (T_verify(k) + T_draft(k) + H(k))
 
 AL is replayed exactly from acceptance maps at each measured depth and pooled over prompts; the cost of a round lies on
 the curve of costs.py. Both are drawn together (prompts for AL, processes for cost), with the same draws for all depths:
 one depth is better than another only if it stays so over the draws.
+
+One depth for several workloads loses against a depth of its own for each. Plain decoding takes the same time for every
+token, so with shares w of the decoded tokens the times add up:
+
+    S_mix(k) = 1 / sum_i w_i / S_i(k)            (a weighted harmonic mean)
+
+A depth k_i for each workload gives 1 / sum_i w_i / S_i(k_i), and the loss is 1 minus the quotient. Without stated
+shares, those of the measured prompts hold.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from components.rows import DepthChoice, DepthEval
+from components.contract import UserError
+from components.policy import Mixture
+from components.rows import ALL, DepthChoice, DepthEval, PredictionKey
 from components.speedup.bootstrap import (
     PROMPTS,
     Estimate,
     Floats,
     draw_weights,
+    joined_sample,
     losses,
     near_best,
     p_best,
@@ -27,7 +51,28 @@ from components.speedup.bootstrap import (
     sample_of,
 )
 from components.speedup.prediction.costs import CostTable, round_cost
-from components.speedup.prediction.model import marginal_cost, marginal_gain
+
+MIXTURE = "mixture"
+
+
+def acceptance_lengths(p: Sequence[float]) -> list[float]:
+    """AL(0), AL(1), ..., AL(K) from conditional acceptance p_1..p_K (each given that all before were accepted)."""
+    lengths, survive = [1.0], 1.0
+    for p_i in p:
+        assert 0.0 <= p_i <= 1.0, f"an acceptance probability lies in [0, 1], not {p_i}"
+        survive *= p_i
+        lengths.append(lengths[-1] + survive)
+    return lengths
+
+
+def marginal_gain(al: float, al_before: float) -> float:
+    """u_k / AL(k-1): the share of tokens that the k-th draft adds, with u_k = AL(k) - AL(k-1)."""
+    return (al - al_before) / al_before
+
+
+def marginal_cost(cost: float, cost_before: float) -> float:
+    """(c(k) - c(k-1)) / c(k-1): the share of time that the k-th draft adds. S rises exactly while gain > cost."""
+    return (cost - cost_before) / cost_before
 
 
 class Rule(NamedTuple):
@@ -46,17 +91,6 @@ class Rule(NamedTuple):
             "prompts and processes drawn alike for all; without one, that of the least expected loss; "
             f"0 unless P(speedup > 1) of that very depth >= {self.confidence:g}"
         )
-
-
-class Identity(NamedTuple):
-    """The key columns of DepthEval and DepthChoice."""
-
-    selection_id: str
-    target_key: str
-    draft_key: str
-    method: str
-    workload: str
-    batch_size: int
 
 
 class Speeds(NamedTuple):
@@ -116,7 +150,9 @@ def cost_factors(cost: CostTable, num_draws: int, seed: int) -> Floats:
     return np.exp(-np.einsum("du,ku->dk", np.concatenate([shared, apart], axis=1), cost.process))
 
 
-def depth_rows(speeds: Speeds, cost: CostTable, identity: Identity, tree_budget: int | None = None) -> list[DepthEval]:
+def depth_rows(
+    speeds: Speeds, cost: CostTable, identity: PredictionKey, tree_budget: int | None = None
+) -> list[DepthEval]:
     """One row for each depth."""
     best, regret = p_best(speeds.draws), losses(speeds.draws).mean(axis=0)
     rows = []
@@ -126,7 +162,7 @@ def depth_rows(speeds: Speeds, cost: CostTable, identity: Identity, tree_budget:
         gain = marginal_gain(speeds.al[i].value, speeds.al[i - 1].value) if i else None
         rows.append(
             DepthEval(
-                **identity._asdict(),
+                **vars(identity),
                 depth_k=depth,
                 al=speeds.al[i].value,
                 al_lo=al_lo,
@@ -193,12 +229,12 @@ def pick(depths: Sequence[int], speedup: Sequence[Estimate], rule: Rule) -> Pick
     return Pick(0, p_taken, verdict, f"{reason}{rule.confidence:g} is asked")
 
 
-def choice_row(speeds: Speeds, identity: Identity, rule: Rule, kv_len: int | None = None) -> DepthChoice:
+def choice_row(speeds: Speeds, identity: PredictionKey, rule: Rule, kv_len: int | None = None) -> DepthChoice:
     """The choice for one drafter by the rule. kv_len: the context length of its cost, None for all."""
     bounds = [s.interval() for s in speeds.speedup]
     picked = pick(speeds.depths, speeds.speedup, rule)
     return DepthChoice(
-        **identity._asdict(),
+        **vars(identity),
         depth_k=speeds.depths[picked.column],
         rule=rule.description,
         tolerance=rule.tolerance,
@@ -214,3 +250,133 @@ def choice_row(speeds: Speeds, identity: Identity, rule: Rule, kv_len: int | Non
         reasons=[picked.reason],
         kv_len=kv_len,
     )
+
+
+class Evaluated(NamedTuple):
+    """One drafter on one workload: its speeds, a row for each depth, and the choice."""
+
+    speeds: Speeds
+    evals: list[DepthEval]
+    choice: DepthChoice
+
+
+def evaluate(
+    counts: tuple[Floats, Floats],
+    cost: CostTable,
+    identity: PredictionKey,
+    rule: Rule,
+    seed: int,
+    *,
+    tree_budget: int | None = None,
+    kv_len: int | None = None,
+) -> Evaluated:
+    """Predict every depth of `cost` and choose. counts: (tokens, rounds), each [prompts, K + 1], as for `predict`."""
+    speeds = predict(*counts, cost, identity.workload, rule, seed)
+    evals = depth_rows(speeds, cost, identity, tree_budget)
+    return Evaluated(speeds, evals, choice_row(speeds, identity, rule, kv_len))
+
+
+def one_depth_for_all(
+    results: Mapping[str, Evaluated],
+    stated: Mapping[str, float],
+    tokens: Mapping[str, float],
+    identity: PredictionKey,
+    rule: Rule,
+) -> tuple[list[Mixture], dict[str, DepthChoice]]:
+    """The mixture of the workloads, if there are several or shares were stated, and every choice with its loss.
+
+    results: by workload, ALL included. stated: shares of decoded tokens; without them those of `tokens` hold. The
+    choice of a stated mixture comes last. identity: of ALL.
+
+    Raises:
+        UserError: a stated mixture is of workloads that were not measured, or not at the same depths.
+    """
+    choices = {name: result.choice for name, result in results.items()}
+    by_workload = {name: result.speeds for name, result in results.items() if name != ALL}
+    shares = stated_shares(stated, list(by_workload)) if stated else {}
+    if len({tuple(result.speeds.depths) for result in results.values()}) > 1:
+        if shares:
+            raise UserError(f"mixture: {identity.draft_key} was not measured at the same depths on every workload")
+        return [], choices
+    if len(by_workload) < 2 and not shares:
+        return [], choices
+    if not shares:
+        total = sum(tokens[name] for name in by_workload)
+        shares = {name: tokens[name] / total for name in by_workload}
+    blended = blend(by_workload, shares)
+    choice = choice_row(blended, replace(identity, workload=MIXTURE), rule) if stated else choices[ALL]
+    column = blended.depths.index(choice.depth_k)
+    lo, hi = blended.speedup[column].interval()
+    depths_apart = {name: choices[name].depth_k for name in by_workload}
+    speeds_apart = {name: _speedup_at(by_workload[name], depths_apart[name]) for name in by_workload}
+    speedup_apart = 1.0 / sum(share / speeds_apart[name] for name, share in shares.items() if share > 0.0)
+    mixture = Mixture(
+        draft_key=identity.draft_key,
+        method=identity.method,
+        batch_size=identity.batch_size,
+        stated=bool(stated),
+        shares=dict(shares),
+        depth_k=choice.depth_k,
+        speedup_pred=blended.speedup[column].value,
+        pred_lo=lo,
+        pred_hi=hi,
+        depths_apart=depths_apart,
+        speedup_apart=speedup_apart,
+        loss=1.0 - blended.speedup[column].value / speedup_apart,
+        loss_by_workload={
+            name: 1.0 - _speedup_at(by_workload[name], choice.depth_k) / speeds_apart[name] for name in by_workload
+        },
+    )
+    own_losses = {name: replace(choices[name], loss=mixture.loss_by_workload[name]) for name in by_workload}
+    return [mixture], {**choices, choice.workload: replace(choice, loss=mixture.loss), **own_losses}
+
+
+def stated_shares(mixture: Mapping[str, float], workloads: list[str]) -> dict[str, float]:
+    """The shares of a stated mixture, scaled to add up to 1.
+
+    Raises:
+        UserError: a workload that was not measured, a share that is negative or no number, or nothing but zeros.
+    """
+    unknown = sorted(set(mixture) - set(workloads))
+    if unknown:
+        measured = ", ".join(workloads) or "no row that names its workload"
+        raise UserError(f"mixture: {', '.join(unknown)} not measured; there is {measured}")
+    total = sum(mixture.values())
+    if not all(0.0 <= share < math.inf for share in mixture.values()) or not 0.0 < total < math.inf:
+        raise UserError("mixture: shares are numbers of at least 0, not all of them 0")
+    return {name: share / total for name, share in sorted(mixture.items())}
+
+
+def blend(by_workload: Mapping[str, Speeds], shares: Mapping[str, float]) -> Speeds:
+    """Acceptance length and speedup of a mixture at every depth: harmonic means weighted by shares."""
+    parts = [(shares[name], by_workload[name]) for name in shares if shares[name] > 0.0]
+    first = parts[0][1]
+    columns = range(len(first.depths))
+    return Speeds(
+        depths=first.depths,
+        al=[_harmonic_mean([(share, speeds.al[i]) for share, speeds in parts]) for i in columns],
+        speedup=[_harmonic_mean([(share, speeds.speedup[i]) for share, speeds in parts]) for i in columns],
+        cycle=first.cycle,
+    )
+
+
+def _harmonic_mean(parts: list[tuple[float, Estimate]]) -> Estimate:
+    """1 / sum w / x over estimates of different prompts that share the draws of processes. parts: (w, x)."""
+    value = 1.0 / sum(share / part.value for share, part in parts)
+    draws = 1.0 / sum((share / part.draws for share, part in parts), start=np.zeros(1))
+    scales = [share * (value / part.value) ** 2 for share, part in parts]
+    slopes = [part.influence * scale for scale, (_, part) in zip(scales, parts, strict=True)]
+    process = [part.process * scale for scale, (_, part) in zip(scales, parts, strict=True)]
+    return Estimate(
+        value,
+        draws,
+        np.concatenate(slopes),
+        joined_sample([(slope, part.prompts) for slope, (_, part) in zip(slopes, parts, strict=True)]),
+        np.sum(process, axis=0),
+        min(part.process_dof for _, part in parts),
+        minimum=0.0,
+    )
+
+
+def _speedup_at(speeds: Speeds, depth: int) -> float:
+    return speeds.speedup[speeds.depths.index(depth)].value

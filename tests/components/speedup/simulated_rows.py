@@ -7,9 +7,17 @@ import dataclasses
 import numpy as np
 
 from components.rows import AcceptanceMap, CostCell, Request
+from components.speedup.prediction.costs import StepTimes, round_cost
 from components.speedup.prediction.replay import replay
 
 TARGET, DRAFT = "t" * 64, "d" * 64
+
+
+def speedup(al: float, target: float, verify: float, draft: float, host: float = 0.0, host_plain: float = 0.0) -> float:
+    """S of the speedup model, by the costs of a round and of a plain step. All times in one unit."""
+    pairs = ((target, verify), (0.0, draft), (host_plain, host))
+    plain, cycle = round_cost(StepTimes(np.array(target), *map(np.array, pairs)), include_host=True)
+    return float(al * plain / cycle[1])
 
 
 def make_maps(

@@ -15,7 +15,8 @@ from components.engines.depth_settings import engine_settings
 from components.policy import Policy, Winner, read_policy
 from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag, read_rows
 from components.speedup import choose_depth
-from components.speedup.choose import answers_near, replay_counts
+from components.speedup.choose import answers_near
+from components.speedup.prediction.replay import replay_counts
 
 P, VERIFY, HOST_FREE_DRAFT = [0.80, 0.74, 0.67], [90.0, 104.0, 117.0], [8.0, 14.0, 22.0]
 Rows = Callable[[list[object]], Measurements]

@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulated_rows import speedup
 
 from components.policy import Policy, Winner
 from components.rows import ALL
 from components.speedup.bootstrap import near_best
 from components.speedup.imported.policy import policy_from
 from components.speedup.imported.rows import ImportedRow, SourcedRow
-from components.speedup.prediction.costs import line_over, line_without_each
-from components.speedup.prediction.model import marginal_cost, marginal_gain, speedup
-from components.speedup.prediction.predict import Rule
+from components.speedup.prediction.predict import Rule, marginal_cost, marginal_gain
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("DRAFTSMITH_DEV_DATA", ROOT.parent / "shared" / "data")) / "results"
@@ -92,13 +91,20 @@ def vllm_grid() -> dict[str, Any]:
     return grid
 
 
+def line_over(cycles: dict[int, float], depth: int) -> float:
+    """The straight line through the cycles, in relative units, at a depth."""
+    ms = np.array([*cycles.values()])
+    return float(np.polyval(np.polyfit([*cycles], ms, 1, w=1.0 / ms), depth))
+
+
 @needs_data
 @pytest.mark.parametrize(("drafter", "best"), [("eagle1", 3), ("eagle3", 4)])
 def test_a_cost_line_fitted_without_a_depth_finds_the_best_one(drafter: str, best: int) -> None:
     """The cycle of every depth predicted from the OTHER depths of vLLM issue 20780: the optimum is the measured one."""
     grid = vllm_grid()
     rows = [(r["k"], r[drafter]["al"], r[drafter]["tpot_ms"]) for r in grid["rows"]]
-    line = line_without_each([k for k, _, _ in rows], np.array([al * tpot for _, al, tpot in rows]))
+    cycles = {k: al * tpot for k, al, tpot in rows}
+    line = [line_over({other: cycle for other, cycle in cycles.items() if other != k}, k) for k in cycles]
     speeds = [speedup(al, grid["tpot_vanilla_ms"], cost, 0.0) for (_, al, _), cost in zip(rows, line, strict=True)]
     (taken,) = near_best(np.array([speeds]), 0.0, 0.95)
     assert rows[taken][0] == best
@@ -109,8 +115,7 @@ def test_a_cost_line_fitted_without_a_depth_finds_the_best_one(drafter: str, bes
 @pytest.mark.parametrize(("drafter", "best"), [("eagle1", 3), ("eagle3", 4)])
 def test_marginal_gain_falls_below_marginal_cost_at_the_optimum(drafter: str, best: int) -> None:
     rows = [(r["k"], r[drafter]["al"], r[drafter]["al"] * r[drafter]["tpot_ms"]) for r in vllm_grid()["rows"]]
-    depths = [k for k, _, _ in rows]
-    line = dict(zip(depths, line_over(depths, np.array([cycle for _, _, cycle in rows])), strict=True))
+    line = {k: line_over({k: cycle for k, _, cycle in rows}, k) for k, _, _ in rows}
     al = {k: length for k, length, _ in rows}
     stops = next(k for k in al if marginal_gain(al[k + 1], al[k]) < marginal_cost(line[k + 1], line[k]))
     assert stops == best

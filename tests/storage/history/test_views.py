@@ -26,8 +26,8 @@ from components.bench.end_to_end.compare import summary
 from components.bench.engines.rows import EngineRows
 from components.definitions import counts, has_decoding, has_rounds, position_counts, round_counts
 from components.rows import Request, Round
-from components.speedup.choose import replay_counts, summarise_acceptance
 from components.speedup.measured import measured_arms
+from components.speedup.prediction.replay import replay_counts, summarise_acceptance
 from storage.history.query import query
 from storage.history.write import record_artifact
 

@@ -7,8 +7,9 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_rows import speedup
 
-from components.speedup.prediction.model import acceptance_lengths, marginal_cost, marginal_gain, speedup
+from components.speedup.prediction.predict import acceptance_lengths, marginal_cost, marginal_gain
 
 unit = st.floats(0.0, 1.0)
 ms = st.floats(0.1, 1000.0)

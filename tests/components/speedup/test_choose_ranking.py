@@ -19,7 +19,7 @@ from components.policy import Policy, faults_of, read_policy
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
 from components.speedup.bootstrap import PROMPTS, Estimate
-from components.speedup.select import Contender, rank
+from components.speedup.choose import Contender, rank
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]
