@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.engine_cases import DEPTH, MAX_NEW_TOKENS, SHOWN_FIRST, EngineCases, Served, by_position, make_context
 from components.bench import measure_llama_cpp
-from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.acceptance import acceptance_map
 from components.bench.prompts import open_drafter
 from components.contract import Measurements, UserError
 from components.publish.formats.gguf import run_converter

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.acceptance import acceptance_map
 from components.bench.end_to_end.identity import TIE_FACTOR, IdentityChecker
 from components.bench.prompts import EncodedPrompt, fitting_prompts, kept_length, open_drafter
 from components.contract import Context, Draft, Target, UserError

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
-from components.bench.acceptance.chain_map import acceptance_map
+from components.bench.acceptance import acceptance_map
 from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data import collect_prompts

@@ -26,7 +26,7 @@ import torch
 from benchmarks.identity import find_drafts
 from benchmarks.record import ROOT, write_record
 from benchmarks.two_row import TwoRowMtp, decode_two_row
-from components.bench.acceptance.trees import tree_acceptance
+from components.bench.acceptance import tree_acceptance
 from components.bench.end_to_end.identity import IdentityChecker
 from components.bench.prompts import EncodedPrompt, fitting_prompts, open_drafter, spread
 from components.contract import Context, Draft, Target, UserError

@@ -96,9 +96,9 @@ def stopwatch_for(device: torch.device) -> Stopwatch:
     return Stopwatch(mark, read)
 
 
-def timer_overhead_ns(clock: Callable[[], int] = time.perf_counter_ns, reps: int = 2000) -> float:
+def timer_overhead_ns(clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """The median nanoseconds between two readings of the clock with nothing between them."""
-    return statistics.median(-clock() + clock() for _ in range(reps))
+    return statistics.median(-clock() + clock() for _ in range(2000))
 
 
 @contextlib.contextmanager

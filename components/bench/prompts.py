@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from components.contract import Context, Draft, Prompts, Target, UserError
@@ -61,15 +61,12 @@ def greedy_answers(
     prompt_ids: Sequence[Sequence[int]],
     num_tokens: int,
     batch_size: int,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """Exactly `num_tokens` greedy tokens for each prompt, end-of-text ignored."""
     answers: list[list[int]] = []
     for first in range(0, len(prompt_ids), batch_size):
         batch = prompt_ids[first : first + batch_size]
         answers += [c.ids for c in continue_batch(model, batch, max_new_tokens=num_tokens, stop_at_eos=False)]
-        if progress is not None:
-            progress(len(answers), len(prompt_ids))
     return answers
 
 
@@ -97,3 +94,21 @@ def spread_by_workload(prompts: Sequence[EncodedPrompt], count: int) -> list[Enc
     """At most `count` prompts of each workload, evenly over its list; workloads in alphabetical order."""
     workloads = sorted({prompt.workload for prompt in prompts})
     return [p for name in workloads for p in spread([p for p in prompts if p.workload == name], count)]
+
+
+def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
+    """The warm-up prompts that are not also timed; raises UserError when none is left."""
+    timed = {tuple(prompt.ids) for prompt in timed_prompts}
+    untimed = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
+    if not untimed:
+        raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
+    return untimed
+
+
+def warm_up_prompts(
+    target: Target, prompts: Prompts, timed: Sequence[EncodedPrompt], count: int, new_tokens: int, ctx: Context
+) -> list[EncodedPrompt]:
+    """The first `count` warm-up prompts that leave room for `new_tokens` more and are not timed; [] for 0."""
+    if not count:
+        return []
+    return drop_timed(fitting_prompts(target, prompts, "warm_up", new_tokens, ctx), timed)[:count]

@@ -1,6 +1,7 @@
 """The steps of components/bench, as pipelines.yaml names them: what each takes, its settings, and what it makes.
 
-A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time.
+A step imports its implementation when it runs, so that `check` and `plan` read its settings in no time, and hands on
+all its arguments; tests/components/test_steps.py holds the two signatures together.
 """
 
 from __future__ import annotations
@@ -49,19 +50,10 @@ def measure_acceptance(
         trees: budgets (draft tokens verified in a pass) whose trees are mapped too, position by position; each adds its
             drafting time at every output token. An empty list maps chains only.
     """
-    from components.bench.acceptance.measure import measure_acceptance as run
+    arguments = locals().copy()
+    from components.bench.acceptance import measure_acceptance as run
 
-    return run(
-        target,
-        draft,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        max_depth=max_depth,
-        dtype=dtype,
-        batch_size=batch_size,
-        trees=trees,
-        ctx=ctx,
-    )
+    return run(**arguments)
 
 
 def autotune(
@@ -134,27 +126,10 @@ def measure_step_cost(
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
     """
-    from components.bench.cost.measure import measure_step_cost as run
+    arguments = locals().copy()
+    from components.bench.step_cost import measure_step_cost as run
 
-    return run(
-        target,
-        drafts,
-        prompts,
-        tuning,
-        max_depth=max_depth,
-        batch_sizes=batch_sizes,
-        kv_lengths=kv_lengths,
-        trees=trees,
-        graphs=graphs,
-        precision=precision,
-        seconds=seconds,
-        num_processes=num_processes,
-        tokens_per_block=tokens_per_block,
-        dtype=dtype,
-        num_threads=num_threads,
-        ctx=ctx,
-        machine=machine,
-    )
+    return run(**arguments)
 
 
 def compare_end_to_end(
@@ -208,30 +183,10 @@ def compare_end_to_end(
         dtype: arithmetic of target and drafters.
         num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
     """
+    arguments = locals().copy()
     from components.bench.end_to_end.compare import compare_end_to_end as run
 
-    return run(
-        target,
-        drafts,
-        prompts,
-        policy,
-        tuning,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        precision=precision,
-        seconds=seconds,
-        num_processes=num_processes,
-        depths=depths,
-        lookup_depths=lookup_depths,
-        loaded_off=loaded_off,
-        batch_sizes=batch_sizes,
-        trees=trees,
-        num_warm_up=num_warm_up,
-        dtype=dtype,
-        num_threads=num_threads,
-        ctx=ctx,
-        machine=machine,
-    )
+    return run(**arguments)
 
 
 def measure_llama_cpp(
@@ -277,29 +232,10 @@ def measure_llama_cpp(
         timeout_s: how long one process may take, seconds; then it counts as failed.
         dtype: the arithmetic of the GGUF files, for the record.
     """
+    arguments = locals().copy()
     from components.bench.engines.llama_cpp import measure_llama_cpp as run
 
-    return run(
-        target,
-        prompts,
-        draft,
-        model=model,
-        draft_model=draft_model,
-        speculation=speculation,
-        draft_key=draft_key,
-        depths=depths,
-        programs=programs,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        reps=reps,
-        num_warm_up=num_warm_up,
-        num_threads=num_threads,
-        num_compared=num_compared,
-        timeout_s=timeout_s,
-        dtype=dtype,
-        ctx=ctx,
-        machine=machine,
-    )
+    return run(**arguments)
 
 
 def measure_server(
@@ -344,27 +280,10 @@ def measure_server(
         timeout_s: how long a request may go without news from the server before it counts as failed, seconds.
         dtype: the arithmetic of the server, for the record; our own answers are decoded in bfloat16 where it is that.
     """
+    arguments = locals().copy()
     from components.bench.engines.server import measure_server as run
 
-    return run(
-        target,
-        prompts,
-        draft,
-        servers=servers,
-        label=label,
-        num_prompts=num_prompts,
-        max_new_tokens=max_new_tokens,
-        concurrency=concurrency,
-        reps=reps,
-        num_warm_up=num_warm_up,
-        temperature=temperature,
-        num_compared=num_compared,
-        wait_s=wait_s,
-        timeout_s=timeout_s,
-        dtype=dtype,
-        ctx=ctx,
-        machine=machine,
-    )
+    return run(**arguments)
 
 
 def measure_llama_cpp_fingerprint(settings: JsonObject) -> dict[str, str]:

@@ -36,7 +36,10 @@ def test_a_step_has_the_parameters_of_its_implementation(address: str) -> None:
     assert all(parameter.default is inspect.Parameter.empty for parameter in implemented.values())
 
 
-@pytest.mark.parametrize("address", sorted(name for name in STEPS if name.startswith(("data.", "publish."))))
+HANDING_ON = ("bench.", "data.", "publish.", "speedup.")
+
+
+@pytest.mark.parametrize("address", sorted(name for name in STEPS if name.startswith(HANDING_ON)))
 def test_a_step_hands_on_what_its_implementation_takes(address: str) -> None:
     step = STEPS[address]
     assert typing.get_type_hints(step) == typing.get_type_hints(implementation_of(step))

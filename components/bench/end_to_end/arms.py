@@ -8,6 +8,10 @@ update differs: a drafter with one cache (the EAGLE family, a draft model) runs 
 mtp-parallel only store it, and pay when drafting resumes; prompt lookup adds it to its index; medusa keeps nothing. The
 arm's speed against plain decoding, with nothing loaded, is the overhead of enabled speculation (vLLM #49548 saw 7 to
 22 %), and includes that update.
+
+The tree of a budget (the draft tokens that one pass verifies) is the same in acceptance maps, cost cells and end-to-end
+arms, so that they can be combined: EAGLE-2's dynamic tree in which only the chain is expanded
+(decoding/tree_shapes.py), as deep as the drafter's trained depth and the budget allow.
 """
 
 from __future__ import annotations
@@ -19,14 +23,20 @@ from typing import Any, cast
 import torch
 
 from components.bench.settings import DepthsToRun
-from components.contract import DepthPolicy
+from components.contract import DepthPolicy, Draft, UserError
 from components.decoding.batch import propose_each
-from components.drafts.interface import CommittedPositions, Proposal, Proposer, Sampling
+from components.decoding.tree_shapes import DynamicShape
+from components.drafts.interface import CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
+from components.drafts.storage.files import read_record
+from components.methods import decoding_loop_of
 from components.policy import read_policy
 from components.rows import ALL
+from components.targets.interface import AbstractTarget, check_verifies_trees
 
 EDGE_DEPTHS = (3, 7)
 """Draft counts that engines on phones and laptops are usually shipped with; shown beside the chosen depth."""
+TOP_K = 4  # children of an expanded node of a tree
+WIDTH = 1  # nodes expanded a level: on the built-in target, more cost more drafting time than they save
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,39 @@ def depths_to_run(which: DepthsToRun, policy_depths: Collection[int], deepest: i
     else:
         candidates, policy_depths = which, ()
     return sorted({depth for depth in candidates if 1 <= depth <= deepest} | set(policy_depths))
+
+
+def tree_shape(deepest: int, budget: int) -> DynamicShape:
+    """The tree of a budget for a drafter of chains of at most `deepest` tokens."""
+    return DynamicShape(depth=min(deepest, budget), top_k=min(TOP_K, budget), budget=budget, width=WIDTH)
+
+
+def tree_arms(method: str, draft_key: str, trained_depth: int, budgets: Sequence[int]) -> list[Arm]:
+    """The arms of a drafter's trees, by ascending budget."""
+    depths = {budget: tree_shape(trained_depth, budget).depth for budget in sorted(set(budgets))}
+    return [Arm(method, draft_key, depth, tree_budget=budget) for budget, depth in depths.items()]
+
+
+def check_branching(target: AbstractTarget, proposer: Proposer, budgets: Sequence[int]) -> None:
+    """Raises UserError for trees with a method that cannot branch, or a target that cannot verify them."""
+    if budgets and not isinstance(proposer, TreeProposer):
+        raise UserError(f"trees: the guesses of {proposer.method} do not branch: leave trees empty for it")
+    if budgets:
+        check_verifies_trees(target)
+
+
+def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
+    """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
+    method = read_record(draft.path)["method"]
+    if not decoding_loop_of(method):
+        return
+    if max(batch_sizes, default=1) > 1:
+        raise UserError(
+            f"batch_sizes: {method} ({draft.key[:12]}) decodes one sequence at a time: set batch_sizes [1], or leave "
+            "the drafter out"
+        )
+    if trees:
+        raise UserError(f"trees: {method} ({draft.key[:12]}) decodes chains alone: set trees [], or leave it out")
 
 
 def make_idle(proposer: Proposer) -> Proposer:

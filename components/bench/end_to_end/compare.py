@@ -13,22 +13,29 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from components.bench import clock
-from components.bench.acceptance.trees import tree_arms
 from components.bench.calibration import Tuning, resolve_tuning
-from components.bench.cost.blocks import BlockConditions, Setting, cost_cells
-from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm, depths_to_run, read_policy_depths
+from components.bench.end_to_end.arms import (
+    PLAIN,
+    RIVAL,
+    Arm,
+    check_loop_supports,
+    depths_to_run,
+    read_policy_depths,
+    tree_arms,
+)
 from components.bench.end_to_end.request_rows import Conditions, request_rows, round_rows, rounded, run_flags
 from components.bench.end_to_end.timed_runs import GroupRun, Study, StudyPlan, timed_runs
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
-from components.bench.prompts import EncodedPrompt, fitting_prompts, spread
+from components.bench.prompts import fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import BatchSizes, DepthsToRun, Dtype, LookupDepths, TreeBudgets
+from components.bench.step_cost import BlockConditions, Setting, cost_cells
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
 from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
 from components.outside_json import JsonObject
-from components.rows import CostCell, Request, write_rows
+from components.rows import CostCell, Request, grouped, write_rows
 from components.targets.load import open_target
 
 ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
@@ -66,7 +73,7 @@ def compare_end_to_end(
         raise UserError(
             f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(timed_prompts)}"
         )
-    warm_up = drop_timed(fitting_prompts(target, prompts, "warm_up", room, ctx), timed_prompts)[:num_warm_up]
+    warm_up = warm_up_prompts(target, prompts, timed_prompts, num_warm_up, room, ctx)
     tuned = resolve_tuning(tuning, target, drafts, timed_prompts[0].ids, dtype, num_threads, ctx, machine)
     arms, side_arms = plan_arms(
         drafts, read_policy_depths(policy), depths, lookup_depths, loaded_off, trees, rival=tuned.rival
@@ -115,29 +122,6 @@ def plan_arms(
         arms += [Arm(method, draft.key, depth) for depth in depths_to_run(depths, within_reach, min(deepest, reach))]
         arms += tree_arms(method, draft.key, trained, trees)
     return arms, frozenset(side)
-
-
-def drop_timed(warm_up: Sequence[EncodedPrompt], timed_prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-    """The warm-up prompts that are not also timed; raises UserError when none is left."""
-    timed = {tuple(prompt.ids) for prompt in timed_prompts}
-    untimed = [prompt for prompt in warm_up if tuple(prompt.ids) not in timed]
-    if not untimed:
-        raise UserError("prompts: every warm_up prompt is also a test prompt: give warm-up prompts of their own")
-    return untimed
-
-
-def check_loop_supports(draft: Draft, batch_sizes: Sequence[int], trees: Sequence[int]) -> None:
-    """Raises UserError for batches or trees with a method that has a decoding loop of its own."""
-    method = read_record(draft.path)["method"]
-    if not decoding_loop_of(method):
-        return
-    if max(batch_sizes, default=1) > 1:
-        raise UserError(
-            f"batch_sizes: {method} ({draft.key[:12]}) decodes one sequence at a time: set batch_sizes [1], or leave "
-            "the drafter out"
-        )
-    if trees:
-        raise UserError(f"trees: {method} ({draft.key[:12]}) decodes chains alone: set trees [], or leave it out")
 
 
 def _write_rows(
@@ -201,10 +185,7 @@ def study_cost_cells(
 def summary(requests: Sequence[Request]) -> list[JsonObject]:
     """One record an arm, pooled over prompts: decode tokens/s, speedup over plain, acceptance length, identity."""
     timed = [r for r in requests if counts(r)]
-    groups: dict[tuple[str, str, int, str, int, int], list[Request]] = {}
-    for row in timed:
-        key = (row.method, row.draft_key, row.depth_k, row.kernel, row.tree_budget or 0, row.batch_size)
-        groups.setdefault(key, []).append(row)
+    groups = grouped(timed, lambda r: (r.method, r.draft_key, r.depth_k, r.kernel, r.tree_budget or 0, r.batch_size))
     plain = {size: best_plain(r for r in timed if r.batch_size == size) for size in {key[5] for key in groups}}
     return [
         {

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from components.bench.acceptance.chain_map import repeated_bigrams
+from components.bench.acceptance import repeated_bigrams
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker, PlainText
 from components.bench.end_to_end.timed_runs import TimedRun
 from components.methods import is_trained

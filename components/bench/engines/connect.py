@@ -24,7 +24,6 @@ import httpx
 
 from components.bench.engines.acceptance import Acceptance, Counters, read_acceptance, read_counters
 from components.bench.settings import EngineServer
-from components.engines.client import wait_until_ready
 from components.outside_json import JsonObject
 
 
@@ -42,11 +41,6 @@ class Connected:
         """Its name in tables and notes."""
         method = f" {self.settings.method or 'external'} k={self.settings.depth_k}" if self.settings.depth_k else ""
         return f"{self.engine} {self.version}".strip() + method
-
-
-async def connect(client: httpx.AsyncClient, server: EngineServer, wait_s: float) -> Connected:
-    """Wait until a server answers and identify it; raises UserError after `wait_s` seconds without an answer."""
-    return Connected(server, *await wait_until_ready(client, server, wait_s))
 
 
 async def empty_cache(client: httpx.AsyncClient, server: Connected) -> bool:

@@ -25,16 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from components.bench.end_to_end.compare import drop_timed
 from components.bench.engines.acceptance import Acceptance
 from components.bench.engines.connect import ServerPrompt
 from components.bench.engines.rows import decode_expected
 from components.bench.engines.server import server_prompt
-from components.bench.prompts import EncodedPrompt, fitting_prompts, num_positions, spread_by_workload
-from components.bench.settings import DraftDepths
+from components.bench.prompts import EncodedPrompt, fitting_prompts, num_positions, spread_by_workload, warm_up_prompts
+from components.bench.settings import DraftDepths, SpeculationType
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.outside_json import JsonObject
-from components.rows import EngineAcceptance, Request, write_rows
+from components.rows import EngineAcceptance, Request, grouped, write_rows
 from components.targets.file_digests import sha256_of
 from components.targets.load import open_tokenizer
 
@@ -58,7 +57,7 @@ def measure_llama_cpp(
     *,
     model: str,
     draft_model: str,
-    speculation: str,
+    speculation: SpeculationType,
     draft_key: str,
     depths: DraftDepths,
     programs: str,
@@ -78,8 +77,7 @@ def measure_llama_cpp(
     version = read_version(version_output(tools.plain))
     fitting = fitting_prompts(target, prompts, "test", max_new_tokens + max(depths, default=0) + 2, ctx)
     timed = spread_by_workload(fitting, num_prompts)
-    warm_up = fitting_prompts(target, prompts, "warm_up", max_new_tokens, ctx) if num_warm_up else []
-    warm_up = drop_timed(warm_up, timed)[:num_warm_up] if num_warm_up else []
+    warm_up = warm_up_prompts(target, prompts, timed, num_warm_up, max_new_tokens, ctx)
     tokenizer = open_tokenizer(target)
     plan = _plan_runs(warm_up, timed, depths, reps, ctx.seed)
     ctx.note(f"{len(plan)} runs of {tools.speculative if depths else tools.plain}, one process each")
@@ -200,7 +198,7 @@ def _run_program(
     prompt_file: Path,
 ) -> Run:
     """Run one process; every failure becomes a Run with its reason."""
-    text = server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids).text
+    text = server_prompt(tokenizer, prompt).text
     if text is None:
         return Run(prompt, depth, rep, is_warmup, None, "", "no text encodes to these tokens")
     prompt_file.write_text(text + "\n", encoding="utf-8", newline="")
@@ -337,10 +335,8 @@ class SessionFacts:
 
     def acceptance(self, runs: Sequence[Run]) -> list[EngineAcceptance]:
         """The counts that the programs printed, summed over each workload and depth."""
-        groups: dict[tuple[str, int], list[Run]] = {}
-        for run in runs:
-            if run.depth and not run.is_warmup and run.printed is not None:
-                groups.setdefault((run.prompt.workload, run.depth), []).append(run)
+        counted = [run for run in runs if run.depth and not run.is_warmup and run.printed is not None]
+        groups = grouped(counted, lambda run: (run.prompt.workload, run.depth))
         return [self._counted(workload, depth, of_group) for (workload, depth), of_group in groups.items()]
 
     def _counted(self, workload: str, depth: int, runs: Sequence[Run]) -> EngineAcceptance:

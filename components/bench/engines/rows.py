@@ -19,7 +19,7 @@ from components.bench.engines.connect import Answer, Connected, ServerPrompt
 from components.contract import Context, Target, UserError
 from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
 from components.outside_json import JsonObject
-from components.rows import EngineAcceptance, Request, Round
+from components.rows import EngineAcceptance, Request, Round, grouped
 from components.targets.generate import continue_batch
 from components.targets.load import open_target
 
@@ -81,11 +81,8 @@ class EngineRows:
 
     def summary(self) -> list[JsonObject]:
         """One record for each server and concurrency, pooled over prompts."""
-        groups: dict[tuple[str, str, int, int], list[Request]] = {}
-        for row in self.requests:
-            if not row.is_warmup:
-                key = (row.kernel, row.method, row.depth_k, row.concurrency or 1)
-                groups.setdefault(key, []).append(row)
+        timed = [row for row in self.requests if not row.is_warmup]
+        groups = grouped(timed, lambda row: (row.kernel, row.method, row.depth_k, row.concurrency or 1))
         return [_summary_line(key, rows) for key, rows in groups.items()]
 
 

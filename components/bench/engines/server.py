@@ -19,21 +19,19 @@ from typing import Any
 
 import httpx
 
-from components.bench.end_to_end.compare import drop_timed
 from components.bench.engines.connect import (
     Answer,
     Connected,
     ServerPrompt,
-    connect,
     empty_cache,
     read_server_counters,
     send_request,
 )
 from components.bench.engines.rows import EngineSession, Turn, TurnResult, arm_of, check_arms_differ, decode_expected
-from components.bench.prompts import fitting_prompts, spread_by_workload
+from components.bench.prompts import EncodedPrompt, fitting_prompts, spread_by_workload, warm_up_prompts
 from components.bench.settings import BatchSizes, EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.engines.client import text_of
+from components.engines.client import text_of, wait_until_ready
 from components.rows import write_rows
 from components.targets.load import open_tokenizer
 
@@ -62,18 +60,13 @@ def measure_server(
     if num_compared and temperature > 0:
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
     tokenizer = open_tokenizer(target)
-    fitting = fitting_prompts(target, prompts, "test", max_new_tokens, ctx)
-    picked = spread_by_workload(fitting, num_prompts)
-    timed = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in picked]
-    warm_up = []
-    if num_warm_up:
-        warming = drop_timed(fitting_prompts(target, prompts, "warm_up", max_new_tokens, ctx), picked)
-        warming = warming[:num_warm_up]
-        warm_up = [server_prompt(tokenizer, prompt.prompt_id, prompt.workload, prompt.ids) for prompt in warming]
+    picked = spread_by_workload(fitting_prompts(target, prompts, "test", max_new_tokens, ctx), num_prompts)
+    warm_up = warm_up_prompts(target, prompts, picked, num_warm_up, max_new_tokens, ctx)
+    timed, warming = ([server_prompt(tokenizer, prompt) for prompt in some] for some in (picked, warm_up))
     expected = decode_expected(target, timed, num_compared, max_new_tokens, dtype, ctx)
     sweep = Sweep(max_new_tokens, temperature, sorted(set(concurrency)), reps, ctx)
     results = asyncio.run(
-        sweep.run([with_draft_key(server, draft) for server in servers], warm_up, timed, wait_s, timeout_s)
+        sweep.run([with_draft_key(server, draft) for server in servers], warming, timed, wait_s, timeout_s)
     )
     rows = EngineSession(ctx.key[:16], target.key, dtype, temperature).rows(results, tokenizer, expected)
     if all(row.status == "error" for row in rows.requests):
@@ -103,9 +96,9 @@ def with_draft_key(server: EngineServer, draft: Draft | None) -> EngineServer:
     return server.model_copy(update={"draft_key": draft.key})
 
 
-def server_prompt(tokenizer: Any, prompt_id: str, workload: str, ids: list[int]) -> ServerPrompt:
+def server_prompt(tokenizer: Any, prompt: EncodedPrompt) -> ServerPrompt:
     """A prompt as token ids, and as a text that encodes to the same ids, for servers that take text only."""
-    return ServerPrompt(prompt_id, workload, ids, text_of(tokenizer, ids))
+    return ServerPrompt(prompt.prompt_id, prompt.workload, prompt.ids, text_of(tokenizer, prompt.ids))
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class Sweep:
         # One connection per request: a server may close an idle one just as a request is sent.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=httpx.Timeout(timeout_s), limits=limits, trust_env=False) as client:
-            connected = [await connect(client, server, wait_s) for server in servers]
+            connected = [Connected(server, *await wait_until_ready(client, server, wait_s)) for server in servers]
             for server in connected:
                 self.ctx.note(f"{server.settings.base_url}: {server.label}, model {server.model}")
             check_arms_differ([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])

@@ -30,10 +30,8 @@ import psutil
 import torch
 
 from components.bench import clock
-from components.bench.acceptance.trees import check_branching, tree_shape
 from components.bench.calibration import Tuning
-from components.bench.clock import clock_mhz, device_state
-from components.bench.end_to_end.arms import Arm, make_idle
+from components.bench.end_to_end.arms import Arm, check_branching, make_idle, tree_shape
 from components.bench.measurement.slices import ArmRun, Generation, Slice, take_turns, wrap_timed
 from components.bench.prompts import greedy_answers, open_drafter
 from components.bench.settings import Dtype
@@ -182,11 +180,6 @@ class Measuring:
         conditions: clock.Conditions = self._process.ask({"do": "conditions"})
         return conditions
 
-    def clock_mhz(self) -> float | None:
-        """The computing device's current clock; None where unknown."""
-        megahertz: float | None = self._process.ask({"do": "clock_mhz"})
-        return megahertz
-
     def __enter__(self) -> Self:
         return self
 
@@ -298,13 +291,12 @@ class MeasuringProcess:
         }
 
     def __call__(self, request: JsonObject) -> Any:
-        """Answer {"do": "turns" | "texts" | "conditions" | "clock_mhz", ...}; the rest are the method's arguments."""
+        """Answer {"do": "turns" | "texts" | "conditions", ...}; the rest are the method's arguments."""
         arguments = dict(request)
         handlers: dict[str, Callable[..., Any]] = {
             "turns": self.turns,
             "texts": self.texts,
             "conditions": self.conditions,
-            "clock_mhz": self.clock_mhz,
         }
         handle = handlers[arguments.pop("do")]
         with torch.inference_mode(), clock.quiet_interpreter():
@@ -313,10 +305,6 @@ class MeasuringProcess:
     def conditions(self) -> clock.Conditions:
         """Current load, clock and governor."""
         return clock.conditions(self.target.device)
-
-    def clock_mhz(self) -> float | None:
-        """The computing device's current clock; None where unknown."""
-        return clock_mhz(device_state(self.target.device))
 
     def texts(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Each prompt and exactly `num_tokens` greedy tokens after it, end-of-text ignored."""

@@ -26,6 +26,7 @@ from components.speedup.bootstrap import Floats, ratio_influence, sample_of, stu
 PRECISION = 0.03  # half-width of a speed ratio's interval at which arms without a shown difference count as alike
 SUSPICIOUS = 8.0  # times the median variance over processes: chance exceeds it in one of 50 arms of three processes
 FEW_ARMS, FEW_PROCESSES = 4, 3  # fewer than these do not show which arm is odd
+LEVEL = 0.95  # of the intervals
 BAND = 0.01  # arms within this share of the best are as good
 
 
@@ -179,9 +180,7 @@ class Settled(NamedTuple):
     arms_to_measure: list[int]
 
 
-def settled(
-    cost: Floats, tokens: Floats, rounds: Floats, band: float = BAND, precision: float = PRECISION, level: float = 0.95
-) -> Settled:
+def settled(cost: Floats, tokens: Floats, rounds: Floats, precision: float = PRECISION) -> Settled:
     """The state of a measurement.
 
     cost: [arms, processes], log of a round over a plain step in each process; NaN where a process has not timed an arm.
@@ -207,13 +206,13 @@ def settled(
             (prompts, sample.dof),
             _process_variance(cost_difference[shared], scatter, bool(scatter.is_odd[[a, best]].any())),
         ]
-        half_width = _half_width(parts, level) if tokens.shape[1] > 1 and shared.any() else math.inf
-        standings.append(ArmStanding(log_ratio, half_width, _state_of(log_ratio, half_width, band, precision)))
+        half_width = _half_width(parts) if tokens.shape[1] > 1 and shared.any() else math.inf
+        standings.append(ArmStanding(log_ratio, half_width, _state_of(log_ratio, half_width, precision)))
     open_ = [a for a, c in enumerate(standings) if c.state == "open"]
     return Settled(not open_, best, standings, sorted({best, *open_}) if open_ else [])
 
 
-def half_widths(cost: Floats, level: float = 0.95) -> Floats:
+def half_widths(cost: Floats) -> Floats:
     """[arms]: half-width of the interval of each arm's mean log cost over plain decoding; infinite with one process.
 
     cost: as in `settled`. The scatter that arms share is that of plain decoding; the rest is pooled over arms.
@@ -225,7 +224,7 @@ def half_widths(cost: Floats, level: float = 0.95) -> Floats:
     shared = np.nanmean(cost - np.nanmean(cost, axis=1, keepdims=True), axis=0)
     common, dof = float(shared.var(ddof=1)), cost.shape[1] - 1.0
     parts = [[(common / n, dof), (scatter.pooled / n, scatter.dof)] if n > 1 else [(math.inf, 1.0)] for n in num]
-    return np.array([_half_width(of_one, level) for of_one in parts])
+    return np.array([_half_width(of_one) for of_one in parts])
 
 
 class _Scatter(NamedTuple):
@@ -264,17 +263,17 @@ def _process_variance(difference: Floats, scatter: _Scatter, is_odd: bool) -> tu
     return 2.0 * scatter.pooled / num, scatter.dof
 
 
-def _half_width(parts: list[tuple[float, float]], level: float) -> float:
+def _half_width(parts: list[tuple[float, float]]) -> float:
     whole = sum(variance for variance, _ in parts)
     if not math.isfinite(whole):
         return math.inf
     if whole == 0.0:
         return 0.0
     dof = whole**2 / sum(variance**2 / dof for variance, dof in parts)
-    return student_quantile((1.0 + level) / 2.0, dof) * math.sqrt(whole)
+    return student_quantile((1.0 + LEVEL) / 2.0, dof) * math.sqrt(whole)
 
 
-def _state_of(by: float, half_width: float, band: float, precision: float) -> str:
+def _state_of(by: float, half_width: float, precision: float) -> str:
     if by - half_width > 0.0:
         return "worse"
-    return "equivalent" if by + half_width <= band or half_width <= precision else "open"
+    return "equivalent" if by + half_width <= BAND or half_width <= precision else "open"

@@ -14,7 +14,7 @@ new far end is drawn from the text so far, as the first window is; n-grams with 
 of the pool. `pool_from_text: true` also pools the n-grams of prompt and output.
 
 The decoding loop is decoding/lookahead.py. Drafts depend on the passes before, not on the text alone: an acceptance
-map is that of a live run (bench/acceptance/chain_map.py). `propose_at_every_position` is a run over the whole
+map is that of a live run (bench/acceptance.py). `propose_at_every_position` is a run over the whole
 text in which every pass accepts nothing. It collects many more n-grams and overestimates: 2.26 tokens a round where a
 live run had 1.43 (built-in target, N = 4).
 """

@@ -39,7 +39,7 @@ def test_acceptance_of_a_method_without_weights_is_mapped(
 def test_a_live_run_of_prompt_lookup_is_the_replay_of_its_map(
     target: Target, opened: AbstractTarget, prompts: Prompts, context: Callable[[str], Context]
 ) -> None:
-    from components.bench.acceptance.chain_map import acceptance_map
+    from components.bench.acceptance import acceptance_map
 
     drafter = open_drafter(untrained("ngram", target, context("draft")), opened)
     for start in ([5, 6, 7], [9, 8, 9, 8, 7]):

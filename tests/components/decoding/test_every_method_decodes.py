@@ -12,7 +12,7 @@ import pytest
 import torch
 from batched_and_alone import batched_and_alone
 
-from components.bench.acceptance.trees import tree_acceptance
+from components.bench.acceptance import tree_acceptance
 from components.contract import UserError
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode

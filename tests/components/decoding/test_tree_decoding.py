@@ -11,7 +11,7 @@ from chi_square import LEVEL, chi_square_p_value
 from torch import Tensor
 from twin import Twin
 
-from components.bench.acceptance.trees import tree_acceptance
+from components.bench.acceptance import tree_acceptance
 from components.contract import UserError
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode

@@ -14,8 +14,8 @@ from chosen_depths import policy_of_depths
 
 from components.bench import compare_end_to_end, measure_acceptance
 from components.bench.end_to_end.arms import Arm
-from components.bench.end_to_end.compare import drop_timed, plan_arms
-from components.bench.prompts import EncodedPrompt
+from components.bench.end_to_end.compare import plan_arms
+from components.bench.prompts import EncodedPrompt, drop_timed
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import AcceptanceMap, CostCell, Request, Round, read_rows
 from components.speedup.prediction.costs import Setting, cost_table

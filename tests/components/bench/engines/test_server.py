@@ -16,6 +16,7 @@ from serving_engine import free_port, served
 
 from components.bench import measure_server
 from components.bench.engines.server import server_prompt, with_draft_key
+from components.bench.prompts import EncodedPrompt
 from components.bench.settings import EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import EngineAcceptance, Request, Round, read_rows
@@ -229,9 +230,9 @@ def test_a_timed_prompt_does_not_warm_up(
 def test_text_for_a_server_without_ids_encodes_to_the_same_ids(target: Target) -> None:
     tokenizer = open_tokenizer(target)
     ids = [5, 9, 30]
-    asked = server_prompt(tokenizer, "p", "code", ids)
+    asked = server_prompt(tokenizer, EncodedPrompt("p", "code", ids))
     assert asked.text is not None and tokenizer(asked.text)["input_ids"] == ids
-    assert server_prompt(tokenizer, "p", "code", [5, 2, 2, 9]).text != ""
+    assert server_prompt(tokenizer, EncodedPrompt("p", "code", [5, 2, 2, 9])).text != ""
 
 
 def test_only_servers_of_the_drafter_s_method_that_state_no_key_take_its_key(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import arm_run
 
-from components.bench.acceptance.trees import tree_shape
 from components.bench.clock import stopwatch_for
-from components.bench.end_to_end.arms import PLAIN
+from components.bench.end_to_end.arms import PLAIN, tree_shape
 from components.bench.measurement.slices import (
     MAX_SLICE_TOKENS,
     SLICE_NS,

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from components.bench.acceptance.trees import tree_shape
 from components.bench.clock import Stopwatch
-from components.bench.end_to_end.arms import PLAIN, Arm
+from components.bench.end_to_end.arms import PLAIN, Arm, tree_shape
 from components.bench.measurement.slices import ArmRun, Generation, take_turns, wrap_timed
 from components.bench.prompts import open_drafter
 from components.contract import Context, Draft, Target

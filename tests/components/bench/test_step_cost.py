@@ -12,10 +12,9 @@ from bench_subjects import LOOKAHEAD_CANNOT, lookahead_of
 from made_runs import arm_run, decoded
 
 from components.bench import measure_step_cost
-from components.bench.cost.blocks import MEMORY_SHARE, Grid, Setting
-from components.bench.cost.measure import MIN_TOKENS, CostStudy, plan_arms
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement import process as measuring_process
+from components.bench.step_cost import MEMORY_SHARE, MIN_TOKENS, CostStudy, Grid, Setting, plan_arms
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, read_rows
 from components.speedup.prediction import costs
@@ -178,7 +177,7 @@ def test_a_measurement_ends_when_every_cost_is_known(context: Callable[[str], Co
 def test_a_cost_that_contradicts_its_neighbours_is_measured_once_more(
     context: Callable[[str], Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.bench.cost.measure.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
+    monkeypatch.setattr("components.bench.step_cost.cells_to_measure_again", lambda cells: {("m", 2): "stands out"})
     for width, ended, num_processes in (
         (0.01, "every cost is known to 1.0%", 4),
         (0.08, "time is spent; not known to 3.0%: mtp k=1 to 8.0%", 5),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from bench_subjects import VOCAB, train_briefly
 
-from components.bench.acceptance.chain_map import acceptance_map, repeated_bigrams
-from components.bench.acceptance.trees import tree_acceptance, tree_shape
+from components.bench.acceptance import acceptance_map, repeated_bigrams, tree_acceptance
+from components.bench.end_to_end.arms import tree_shape
 from components.bench.prompts import greedy_answers, kept_length
 from components.decoding.batch import decode_tree
 from components.decoding.chain import decode

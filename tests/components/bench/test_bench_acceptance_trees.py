@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from components.bench import measure_acceptance
-from components.bench.acceptance.trees import check_branching
+from components.bench.end_to_end.arms import check_branching
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.drafts.storage.files import method_class
 from components.rows import AcceptanceMap, read_rows

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import KERNELS, arm_run
 
-from components.bench.cost.blocks import (
+from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
+from components.bench.step_cost import (
     MEMORY_SHARE,
     BlockConditions,
     Grid,
@@ -19,7 +20,6 @@ from components.bench.cost.blocks import (
     longest_context,
     run_block,
 )
-from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm
 
 DRAFTED = [Arm("mtp", "m", depth) for depth in range(1, 8)]
 TREE = Arm("mtp", "m", 4, tree_budget=12)
