@@ -21,6 +21,7 @@ from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
+from components.targets.shape import TargetShape
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 SECTION = "transformer_layer_config"
@@ -140,7 +141,7 @@ def _read_shared(
     check_embedding(tensors.pop("embed_tokens.weight", None), target, faults, but=mask_token)
     pop_zero_biases(tensors, (), imported, faults)
     _read_norms(found.config, imported, faults)
-    _check_taps(found.config, shape.tap_layers, faults)
+    _check_taps(found.config, shape, faults)
     if found.config.get("target_hidden_size") not in (None, shape.hidden_size):
         stated = found.config["target_hidden_size"]
         faults.add(f"target_hidden_size is {stated!r:.40}, the target's width is {shape.hidden_size}")
@@ -194,10 +195,15 @@ def _read_norms(config: JsonObject, imported: Imported, faults: Faults) -> None:
             faults.add(f"eagle_config.{name} is {section[name]!r:.40}: another network than EAGLE-3's")
 
 
-def _check_taps(config: JsonObject, taps: tuple[int, int, int], faults: Faults) -> None:
+def _check_taps(config: JsonObject, shape: TargetShape, faults: Faults) -> None:
     """The tapped layers must be those that the target's features hold."""
+    taps = shape.tap_layers
     section = config.get("eagle_config") or {}
     inner = section.get(TAPS) if isinstance(section, dict) else None
+    if config.get(TAPS) is None and inner is None and not shape.has_usual_taps:
+        faults.add(
+            f"{TAPS} is missing, and the target's features here are hidden_states{list(taps)}, not the usual ones"
+        )
     for place, ids, shift in (("", config.get(TAPS), 0), ("eagle_config.", inner, 1)):
         if ids is None:
             continue

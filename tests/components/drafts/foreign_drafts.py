@@ -132,9 +132,9 @@ class Pair:
         return tokens, count_accepted(tokens, ids, torch.ones(len(ids), dtype=torch.bool))[0]
 
 
-def make_pair(root: Path) -> Pair:
+def make_pair(root: Path, num_layers: int = 8) -> Pair:
     """See Pair; the same at every call."""
-    model = tiny_llama(VOCAB, lambda name: 4.0, num_layers=8, seed=5, intermediate_size=48, pad_token_id=2)
+    model = tiny_llama(VOCAB, lambda name: 4.0, num_layers=num_layers, seed=5, intermediate_size=48, pad_token_id=2)
     save_with_words(model, root / "target", [f"w{i}" for i in range(3, VOCAB)])
     artifact = load_target(model=str(root / "target"), ctx=context(root / "artifact"))
     return Pair(artifact, open_target(artifact, dtype="float32", kernel="plain"), source_of(artifact))

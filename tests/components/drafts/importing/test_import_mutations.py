@@ -251,3 +251,16 @@ def test_thirty_changed_tensors_of_each_format_are_refused_by_name(form: str, pa
         assert named in line and "\n" not in line, f"{number}: {named} is not in: {line}"
         file.write_bytes(whole)
     assert pair.adopt(folder, tmp_path / "whole").info["method"] == method
+
+
+def test_a_checkpoint_without_taps_means_the_usual_ones(tmp_path: Path) -> None:
+    shallow = make_pair(tmp_path, num_layers=5)
+    folder = shallow.write("eagle3", shallow.network("eagle3", {}), {}, tmp_path / "out")
+    assert shallow.adopt(folder, tmp_path / "draft").info["method"] == "eagle3"
+
+    def unnamed(config: dict[str, Any]) -> None:
+        del config[TAPS], config["eagle_config"]
+
+    change(folder, unnamed)
+    with pytest.raises(UserError, match=f"{TAPS} is missing, and the target's features here are"):
+        shallow.adopt(folder, tmp_path / "refused")
