@@ -17,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from components.contract import UserError
+from components.drafts.storage.quantisation import PACKED, SCALE, SHAPE, WEIGHT, dequantise_tensors, parse_storage
 from components.outside_json import JsonObject, read_object
 from components.tensor_files import TensorEntry, headers_in, require_finite
 from components.text import message_of
+from components.weight_format import Storage
 
 CONFIG = "config.json"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle")
@@ -30,20 +32,30 @@ OWN_CONFIG_CLASSES = ("Eagle3SpeculatorConfig", "PEagleSpeculatorConfig", "MTPSp
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint in a folder. label: its name in errors. files: tensor -> its file. entries: tensor -> its header."""
+    """A checkpoint in a folder. label: its name in errors. files: tensor -> its file. entries: tensor -> its header.
+
+    storage: how its weights were rounded by compressed-tensors; a packed layer then is in `files` as the weight that it
+    stands for, and is read dequantised. None: as they are, or quantised in a way that is not read here.
+    """
 
     label: str
     folder: Path
     config: JsonObject
     files: Mapping[str, Path]
     entries: Mapping[str, TensorEntry]
+    storage: Storage | None = None
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Some of its tensors as they are stored; raises UserError where one cannot be read or holds NaN."""
         tensors: dict[str, Tensor] = {}
         by_file: dict[Path, list[str]] = {}
         for name in names:
-            by_file.setdefault(self.files[name], []).append(name)
+            module = name.removesuffix(WEIGHT)
+            packed = self.storage is not None and module + PACKED in self.entries
+            inside = (
+                [module + end for end in (PACKED, SCALE, SHAPE) if module + end in self.entries] if packed else [name]
+            )
+            by_file.setdefault(self.files[name], []).extend(inside)
         for file, inside in by_file.items():
             try:
                 with safe_open(file, framework="pt") as stream:
@@ -51,12 +63,15 @@ class FoundCheckpoint:
             except (SafetensorError, OSError, ValueError) as error:
                 reason = message_of(error, 160)
                 raise UserError(f"{self.label}/{file.name}: cannot be read ({reason}); download it again") from error
+        if self.storage is not None:
+            tensors = dequantise_tensors(tensors, self.storage, self.label)
         require_finite(tensors, self.label, "such a drafter guesses nothing: take another checkpoint")
         return tensors
 
     def num_elements(self, names: Iterable[str]) -> int:
         """Numbers in some of its tensors."""
-        return sum(math.prod(self.entries[name]["shape"]) for name in names)
+        shapes = (self.entries.get(name, self.entries.get(name.removesuffix(WEIGHT) + PACKED)) for name in names)
+        return sum(math.prod(entry["shape"]) for entry in shapes if entry is not None)
 
 
 def find_checkpoint(folder: Path, label: str) -> FoundCheckpoint:
@@ -88,7 +103,16 @@ def find_checkpoint(folder: Path, label: str) -> FoundCheckpoint:
         entries |= header
     if not files:
         raise UserError(f"{label}: its weight files hold no tensor; download it again")
-    return FoundCheckpoint(label, folder, config, files, entries)
+    if not any(name.endswith(PACKED) for name in files):
+        return FoundCheckpoint(label, folder, config, files, entries)
+    storage = parse_storage(config, label)
+    if storage is None:
+        raise UserError(
+            f"{label}: has packed weights, and {CONFIG} says no quantization_config; it was not saved whole"
+        )
+    plain = {name: file for name, file in files.items() if not name.endswith((PACKED, SCALE, SHAPE))}
+    packed = {name.removesuffix(PACKED) + WEIGHT: file for name, file in files.items() if name.endswith(PACKED)}
+    return FoundCheckpoint(label, folder, config, plain | packed, entries, storage)
 
 
 def require_room(num_elements: int, out: Path, label: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from components.drafts.importing.block import FoundBlock, check_block, read_block, read_own_block
@@ -164,7 +165,10 @@ def check_embedding(own: Tensor | None, target: AbstractTarget, faults: Faults, 
     if own.shape != shared.shape:
         faults.add(f"embed_tokens.weight is {list(own.shape)}, the target's is {list(shared.shape)}")
         return
-    differs = (own.to(shared.device, shared.dtype) - shared.to(own.dtype).to(shared.dtype)).abs().amax(1)
+    own, shared = own.to(shared.device).float(), shared.float()
+    # The copy may be rounded: to half precision, before or beside weights in few bits.
+    copies = (shared, *(shared.to(dtype).float() for dtype in (torch.bfloat16, torch.float16)))
+    differs = torch.stack([(own - copy).abs().amax(1) for copy in copies]).amin(0)
     if but is not None and 0 <= but < len(differs):
         differs[but] = 0.0
     if rows := int(differs.count_nonzero()):

@@ -22,6 +22,7 @@ from components.drafts.interface import AbstractDraft
 from components.drafts.methods.draft_model import resolve_model
 from components.drafts.settings import DraftModelSettings, settings_class
 from components.drafts.storage.files import build_draft, read_record, save_draft, save_untrained, write_record
+from components.drafts.storage.quantisation import QUANTIZATION
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
@@ -89,11 +90,13 @@ def reader_of(found: FoundCheckpoint, layout: str) -> AbstractReader:
 def read_drafter(found: FoundCheckpoint, reader: AbstractReader, target: AbstractTarget) -> Imported:
     """What the reader finds; raises UserError, one line, for all that does not fit the target or any method here."""
     faults = Faults(found.label)
-    if found.config.get("quantization_config") and reader.layout != "own-mtp":
+    if found.config.get(QUANTIZATION) and found.storage is None and reader.layout != "own-mtp":
         faults.add("its weights are quantised; import the checkpoint that it was made from")
         faults.raise_any()
     imported = reader.read(found, target, faults)
     faults.raise_any()
+    if found.storage is not None:
+        imported.remarks.append(f"its weights are stored in {found.storage.description} and dequantised here")
     return imported
 
 

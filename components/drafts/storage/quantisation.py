@@ -25,17 +25,20 @@ What is not quantised is stored in bfloat16; d2t and t2d as they are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.weight_format import Storage
+from components.weight_format import BITS, Storage
 
 EMBEDDINGS: Final = ("embed_tokens",)
 """Lookup tables: reading single rows in fewer bits would gain nothing."""
+QUANTIZATION, LM_HEAD = "quantization_config", "lm_head"
+ENDING = re.compile(r"re:\.\*([\w.]+)\$")
 WEIGHT, PACKED, SCALE, SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 SMALLEST: Final = 1e-30
 """Groups of smaller weights become zero: bfloat16 cannot represent their scale."""
@@ -176,3 +179,66 @@ def check_layer(tensors: Mapping[str, Tensor], module: str, storage: Storage, lo
 def num_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes that tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def parse_storage(config: Mapping[str, Any], location: str) -> Storage | None:
+    """How a checkpoint's weights are stored, by its config.json; None without a quantization_config.
+
+    Raises:
+        UserError: it is anything but weight-only, symmetric integers packed by compressed-tensors.
+    """
+    section = config.get(QUANTIZATION)
+    if not section:
+        return None
+    label = f"{location}/config.json: {QUANTIZATION}"
+    if not isinstance(section, dict) or section.get("quant_method") != "compressed-tensors":
+        method = section.get("quant_method") if isinstance(section, dict) else section
+        raise UserError(
+            f"{label} says the weights are quantised by {method!r:.60}; only compressed-tensors can be checked"
+        )
+    groups, ignored = section.get("config_groups"), section.get("ignore") or []
+    if section.get("format") != "pack-quantized" or not isinstance(groups, dict) or len(groups) != 1:
+        raise UserError(f"{label}: format {section.get('format')!r:.60} in one group of layers must be pack-quantized")
+    (group,) = groups.values()
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict) or group.get("input_activations") or group.get("output_activations"):
+        raise UserError(
+            f"{label}: activations are quantised too, or no weights; only weights in few bits can be checked"
+        )
+    if section.get("quantization_status", "compressed") != "compressed":
+        raise UserError(f"{label}: quantization_status is {section['quantization_status']!r:.60}, must be compressed")
+    if section.get("kv_cache_scheme") or section.get("sparsity_config") or section.get("transform_config"):
+        raise UserError(f"{label}: a cache scheme, sparsity or a transform; only weights in few bits can be checked")
+    bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
+    fixed = (weights.get("type", "int"), weights.get("symmetric", True), bool(weights.get("dynamic")))
+    named = {number: name for name, number in BITS.items()}
+    if fixed != ("int", True, False) or type(bits) is not int or bits not in named:
+        raise UserError(
+            f"{label}: {weights!r:.100} is not symmetric, static int of {' or '.join(map(str, named))} bits"
+        )
+    grouped = strategy == "group" and type(size) is int and 0 < size < 2**20
+    if not grouped and not (strategy == "channel" and size in (None, -1, 0)):
+        raise UserError(
+            f"{label}: strategy {strategy!r:.40} with group_size {size!r:.40}; must be channel, or group and a size"
+        )
+    targets = group.get("targets")
+    if targets not in (["Linear"], ["Linear", ending_pattern(LM_HEAD)]):
+        raise UserError(
+            f"{label}: targets are {targets!r:.80}, must be Linear, and {ending_pattern(LM_HEAD)} where it is quantised"
+        )
+    if not isinstance(ignored, list):
+        raise UserError(f"{label}: ignore is {ignored!r:.60}, must be a list of layers")
+    keep = [_parse_ignored(one, label) for one in ignored]
+    return Storage(named[bits], int(size) if grouped else 0, tuple(keep))  # type: ignore[arg-type]
+
+
+def ending_pattern(name: str) -> str:
+    return f"re:.*{name}$"
+
+
+def _parse_ignored(pattern: Any, label: str) -> str:
+    """The name, or its ending, of an ignored layer. Other regular expressions are refused, not run."""
+    ending = ENDING.fullmatch(pattern) if isinstance(pattern, str) else None
+    if ending is None and (not isinstance(pattern, str) or not re.fullmatch(r"[\w.]+", pattern)):
+        raise UserError(f"{label}: ignore names {pattern!r:.60}; must be a layer's name, or re:.*NAME$")
+    return ending[1] if ending is not None else pattern

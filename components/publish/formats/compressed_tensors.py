@@ -11,21 +11,22 @@ For engines the target "Linear" excludes the LM head, which is therefore named w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from components.contract import UserError
 from components.drafts.storage.quantisation import (
     EMBEDDINGS,
+    LM_HEAD,
     PACKED,
+    QUANTIZATION,
     SCALE,
     SHAPE,
     WEIGHT,
     check_layer,
     dequantise_tensors,
+    ending_pattern,
     is_linear,
     layer_of,
     packed_layers,
@@ -33,11 +34,7 @@ from components.drafts.storage.quantisation import (
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
-from components.weight_format import BITS, Storage
-
-CONFIG = "quantization_config"
-LM_HEAD = "lm_head"
-ENDING = re.compile(r"re:\.\*([\w.]+)\$")
+from components.weight_format import Storage
 
 
 def lay_out_quantised(layout: AbstractLayout, drafter: DrafterState, source: Source) -> Checkpoint:
@@ -73,7 +70,7 @@ def lay_out_quantised(layout: AbstractLayout, drafter: DrafterState, source: Sou
                 " drafts.quantise_draft out"
             )
     head = any(name.endswith(LM_HEAD + PACKED) for name in stored)
-    return Checkpoint({**checkpoint.config, CONFIG: quantization_config(drafter.storage, head)}, stored)
+    return Checkpoint({**checkpoint.config, QUANTIZATION: quantization_config(drafter.storage, head)}, stored)
 
 
 def quantization_config(storage: Storage, head: bool) -> JsonObject:
@@ -86,85 +83,21 @@ def quantization_config(storage: Storage, head: bool) -> JsonObject:
         "group_size": storage.group_size or None,
         "dynamic": False,
     }
-    targets = ["Linear", *([_ending_pattern(LM_HEAD)] if head else [])]
+    targets = ["Linear", *([ending_pattern(LM_HEAD)] if head else [])]
     group = {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [_ending_pattern(name) for name in storage.keep],
+        "ignore": [ending_pattern(name) for name in storage.keep],
         "kv_cache_scheme": None,
     }
 
 
-def _ending_pattern(name: str) -> str:
-    return f"re:.*{name}$"
-
-
-def parse_storage(config: Config, location: str) -> Storage | None:
-    """How a checkpoint's weights are stored, by its config.json; None without a quantization_config.
-
-    Raises:
-        UserError: it is anything but weight-only, symmetric integers packed by compressed-tensors.
-    """
-    section = config.get(CONFIG)
-    if not section:
-        return None
-    label = f"{location}/config.json: {CONFIG}"
-    if not isinstance(section, dict) or section.get("quant_method") != "compressed-tensors":
-        method = section.get("quant_method") if isinstance(section, dict) else section
-        raise UserError(
-            f"{label} says the weights are quantised by {method!r:.60}; only compressed-tensors can be checked"
-        )
-    groups, ignored = section.get("config_groups"), section.get("ignore") or []
-    if section.get("format") != "pack-quantized" or not isinstance(groups, dict) or len(groups) != 1:
-        raise UserError(f"{label}: format {section.get('format')!r:.60} in one group of layers must be pack-quantized")
-    (group,) = groups.values()
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict) or group.get("input_activations") or group.get("output_activations"):
-        raise UserError(
-            f"{label}: activations are quantised too, or no weights; only weights in few bits can be checked"
-        )
-    if section.get("quantization_status", "compressed") != "compressed":
-        raise UserError(f"{label}: quantization_status is {section['quantization_status']!r:.60}, must be compressed")
-    if section.get("kv_cache_scheme") or section.get("sparsity_config") or section.get("transform_config"):
-        raise UserError(f"{label}: a cache scheme, sparsity or a transform; only weights in few bits can be checked")
-    bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size")
-    fixed = (weights.get("type", "int"), weights.get("symmetric", True), bool(weights.get("dynamic")))
-    named = {number: name for name, number in BITS.items()}
-    if fixed != ("int", True, False) or type(bits) is not int or bits not in named:
-        raise UserError(
-            f"{label}: {weights!r:.100} is not symmetric, static int of {' or '.join(map(str, named))} bits"
-        )
-    grouped = strategy == "group" and type(size) is int and 0 < size < 2**20
-    if not grouped and not (strategy == "channel" and size in (None, -1, 0)):
-        raise UserError(
-            f"{label}: strategy {strategy!r:.40} with group_size {size!r:.40}; must be channel, or group and a size"
-        )
-    targets = group.get("targets")
-    if targets not in (["Linear"], ["Linear", _ending_pattern(LM_HEAD)]):
-        raise UserError(
-            f"{label}: targets are {targets!r:.80}, must be Linear, and {_ending_pattern(LM_HEAD)} where it is"
-            " quantised"
-        )
-    if not isinstance(ignored, list):
-        raise UserError(f"{label}: ignore is {ignored!r:.60}, must be a list of layers")
-    keep = [_parse_ignored(one, label) for one in ignored]
-    return Storage(named[bits], int(size) if grouped else 0, tuple(keep))  # type: ignore[arg-type]
-
-
 def _targets(config: Config) -> list[str]:
-    (group,) = config[CONFIG]["config_groups"].values()
+    (group,) = config[QUANTIZATION]["config_groups"].values()
     return list(group["targets"])
-
-
-def _parse_ignored(pattern: Any, label: str) -> str:
-    """The name, or its ending, of an ignored layer. Other regular expressions are refused, not run."""
-    ending = ENDING.fullmatch(pattern) if isinstance(pattern, str) else None
-    if ending is None and (not isinstance(pattern, str) or not re.fullmatch(r"[\w.]+", pattern)):
-        raise UserError(f"{label}: ignore names {pattern!r:.60}; must be a layer's name, or re:.*NAME$")
-    return ending[1] if ending is not None else pattern
 
 
 def packed_specs(specs: Mapping[str, Spec], config: Config, storage: Storage, location: str) -> dict[str, Spec]:
@@ -181,13 +114,15 @@ def packed_specs(specs: Mapping[str, Spec], config: Config, storage: Storage, lo
         if not linear or layer_of(name) in EMBEDDINGS or module.endswith(storage.keep):
             stored_specs[name] = spec
             continue
-        if layer_of(name) == LM_HEAD and _ending_pattern(LM_HEAD) not in _targets(config):
-            raise UserError(f"{location}/config.json: {CONFIG}: {LM_HEAD} is neither ignored nor a target; say which")
+        if layer_of(name) == LM_HEAD and ending_pattern(LM_HEAD) not in _targets(config):
+            raise UserError(
+                f"{location}/config.json: {QUANTIZATION}: {LM_HEAD} is neither ignored nor a target; say which"
+            )
         rows, columns = spec.shape
         if storage.group_size and columns % storage.group_size:
             raise UserError(
-                f"{location}/config.json: {CONFIG}: groups of {storage.group_size} do not divide the {columns} inputs"
-                f" of {module}"
+                f"{location}/config.json: {QUANTIZATION}: groups of {storage.group_size} do not divide the {columns}"
+                f" inputs of {module}"
             )
         groups = columns // storage.group_size if storage.group_size else 1
         words = -(-columns * storage.bits // 32)
@@ -213,5 +148,5 @@ def check_packed(checkpoint: Checkpoint, specs: Mapping[str, Spec], storage: Sto
 
 def dequantise_checkpoint(checkpoint: Checkpoint, storage: Storage) -> Checkpoint:
     """The checkpoint with its quantised weights in float32, and without its quantization_config."""
-    config = {name: value for name, value in checkpoint.config.items() if name != CONFIG}
+    config = {name: value for name, value in checkpoint.config.items() if name != QUANTIZATION}
     return Checkpoint(config, dequantise_tensors(checkpoint.tensors, storage, "checkpoint"))

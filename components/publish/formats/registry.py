@@ -16,7 +16,7 @@ from components.contract import UserError
 from components.drafts.interface import AbstractDraft
 from components.drafts.storage.files import DraftRecord, build_draft, pop_vocabulary, read_draft, read_stored
 from components.drafts.storage.files import check_tensors as check_draft_tensors
-from components.drafts.storage.quantisation import packed_layers
+from components.drafts.storage.quantisation import packed_layers, parse_storage
 from components.publish.formats.checkpoint import (
     Checkpoint,
     check_stated_dtype,
@@ -30,7 +30,6 @@ from components.publish.formats.compressed_tensors import (
     dequantise_checkpoint,
     lay_out_quantised,
     packed_specs,
-    parse_storage,
 )
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.release_record import WeightCounts

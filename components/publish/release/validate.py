@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 from components.contract import UserError
+from components.drafts.storage.quantisation import parse_storage
 from components.engines.profiles import ENGINES, NORM_FLAGS, profile_of, refusals, remark_on
 from components.methods import METHODS
 from components.publish.card.provenance import FILE, check_provenance
 from components.publish.formats.checkpoint import Checkpoint, read_json
-from components.publish.formats.compressed_tensors import parse_storage
 from components.publish.formats.eagle3 import misread
 from components.publish.formats.gguf import check_gguf
 from components.publish.formats.interface import facts_of

@@ -14,10 +14,10 @@ from tiny_targets import save_with_words, tiny_llama
 from torch import Tensor
 
 from components.contract import Draft, UserError
-from components.drafts import train_draft
+from components.drafts import quantise_draft, train_draft
 from components.drafts.importing.imported_draft import READERS
 from components.drafts.steps import DraftLayout
-from components.drafts.storage.files import read_record
+from components.drafts.storage.files import read_record, save_draft
 from components.publish.formats.registry import read_drafter_state, write_format
 
 
@@ -149,3 +149,20 @@ def test_training_goes_on_from_an_imported_drafter(form: str, pair: Pair, tmp_pa
             },
             "no",
         )
+
+
+@pytest.mark.parametrize(("form", "method"), [("eagle3", "eagle3"), ("speculators", "p-eagle"), ("mtp", "mtp")])
+def test_packed_weights_are_read_as_the_numbers_they_stand_for(
+    form: str, method: str, pair: Pair, tmp_path: Path
+) -> None:
+    network: Any = pair.network(method, {}, CUT if method != "mtp" else WHOLE)
+    (tmp_path / "own").mkdir()
+    facts = {"target_key": "t", "num_steps": network.num_steps, "max_depth": network.max_depth}
+    save_draft(tmp_path / "own", method, {}, pair.opened, network.draft_ids, network.state_dict(), facts)
+    own = Draft(key="o" * 64, path=tmp_path / "own", info=facts)
+    small = quantise_draft(own, weights="int8", group_size=None, keep=["fc"], ctx=context(tmp_path / "small"))
+    write_format(form, read_drafter_state(small.path), pair.source, tmp_path / "out")
+    draft = pair.adopt(tmp_path / "out", tmp_path / "draft")
+    assert "int8" in draft.info["import_remarks"][-1]
+    mine, theirs = pair.guesses(pair.opens(small)), pair.guesses(pair.opens(draft))
+    assert torch.equal(mine[0], theirs[0]) and mine[1] == theirs[1]
