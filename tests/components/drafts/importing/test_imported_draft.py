@@ -16,7 +16,7 @@ from torch import Tensor
 from components.contract import Draft, UserError
 from components.drafts import quantise_draft, train_draft
 from components.drafts.importing.imported_draft import READERS
-from components.drafts.steps import DraftLayout
+from components.drafts.steps import DraftLayout, import_draft_fingerprint
 from components.drafts.storage.files import read_record, save_draft
 from components.publish.formats.registry import read_drafter_state, write_format
 
@@ -166,3 +166,13 @@ def test_packed_weights_are_read_as_the_numbers_they_stand_for(
     assert "int8" in draft.info["import_remarks"][-1]
     mine, theirs = pair.guesses(pair.opens(small)), pair.guesses(pair.opens(draft))
     assert torch.equal(mine[0], theirs[0]) and mine[1] == theirs[1]
+
+
+def test_the_key_follows_the_content_of_a_folder_and_the_name_of_a_hub_id(pair: Pair, tmp_path: Path) -> None:
+    folder = pair.write("eagle3", pair.network("eagle3", {}), {}, tmp_path / "out")
+    before = import_draft_fingerprint({"model": str(folder)})
+    assert before.keys() == {"config.json", "model.safetensors"}
+    change(folder, None, lambda tensors: tensors["norm.weight"].mul_(2.0))
+    after = import_draft_fingerprint({"model": str(folder)})
+    assert before["config.json"] == after["config.json"] and before["model.safetensors"] != after["model.safetensors"]
+    assert import_draft_fingerprint({"model": "owner/name@main"}) == {}
