@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
 from components.targets.file_digests import sha256_of
-from components.targets.shape import kv_bytes_per_token, shape_of
+from components.targets.shape import kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_files import headers_in
 from components.text import message_of
@@ -36,6 +37,10 @@ def load_target(
     files = list_files(folder, model, trust_remote_code)
     ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
     facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
+    if facts["layers"] != ["full"]:
+        ctx.note(f"{model}: its layers see: {', '.join(facts['layers'])}")
+    if facts["text_part"]:
+        ctx.note(f"{model}: a model of images and text; its text part alone is the target")
     record = {
         "model": model,
         "folder": BUILTIN if model == BUILTIN else str(folder),
@@ -51,7 +56,7 @@ def load_target(
 
 
 def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> JsonObject:
-    """architecture, num_params, dtype, stored_dtype, kv_bytes_per_token and shape of a model folder.
+    """architecture, layers, text_part, num_params, dtype, stored_dtype, kv_bytes_per_token and shape of a model folder.
 
     Raises UserError, naming `location`, for a model that Draftsmith cannot work with.
     """
@@ -59,11 +64,10 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
     shape = shape_of(config, location)
     stored: dict[str, int] = {}
     num_params = 0
+    packed = _packing(getattr(config, "quantization_config", None))
     for _, header in headers_in(folder, location):
-        for entry in header.values():
-            size = 1
-            for extent in entry["shape"]:
-                size *= extent
+        for name, entry in header.items():
+            size = math.prod(entry["shape"]) * packed.get(name.rsplit(".", 1)[-1], 1)
             num_params += size
             stored[entry["dtype"]] = stored.get(entry["dtype"], 0) + size
     if not num_params:
@@ -72,12 +76,35 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
     compute_dtype = resolve_dtype(dtype, stored_dtype, device)
     return {
         "architecture": shape.architecture,
+        "layers": layer_kinds(config),
+        "text_part": has_text_part(config),
         "num_params": num_params,
         "dtype": compute_dtype,
         "stored_dtype": stored_dtype,
         "kv_bytes_per_token": kv_bytes_per_token(config, 4 if compute_dtype == "float32" else 2),
         "shape": dataclasses.asdict(shape),
     }
+
+
+def _packing(quantization: Any) -> dict[str, int]:
+    """Numbers that one stored number stands for, by the ending of a tensor's name; scales and zero points are none.
+
+    quantization: `quantization_config` of config.json, or None. Where the width is not said, four bits are assumed.
+    """
+    if not quantization:
+        return {}
+    settings = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
+    groups = settings.get("config_groups") or {}
+    widths = [group["weights"]["num_bits"] for group in groups.values() if (group.get("weights") or {}).get("num_bits")]
+    per_word = 32 // int(settings.get("bits") or settings.get("w_bit") or min(widths, default=4))
+    return {**dict.fromkeys(_BESIDE_WEIGHTS, 0), "weight_packed": per_word, "qweight": per_word}
+
+
+_BESIDE_WEIGHTS = (
+    *("weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale"),
+    *("scales", "qzeros", "g_idx"),
+)
+"""Last parts of the names of tensors that quantisation stores beside the weights."""
 
 
 def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
@@ -94,7 +121,7 @@ def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
 
 
 def has_text_part(config: Any) -> bool:
-    """Whether this is a model of images and text, of which transformers has no text-only class."""
+    """Whether this is a model of images and text that transformers opens as a whole."""
     kind = config.model_type
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -103,4 +130,4 @@ def resolve_dtype(dtype: str, stored_dtype: str, device: str) -> str:
     """Resolve "auto": float32 on a CPU (greedy output then is the same token for token), else as stored."""
     if dtype != "auto":
         return dtype
-    return "bfloat16" if device.startswith("cuda") and stored_dtype in ("BF16", "F16") else "float32"
+    return "bfloat16" if device.startswith("cuda") and stored_dtype != "F32" else "float32"

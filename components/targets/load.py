@@ -120,6 +120,9 @@ def _transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: bo
         raise UserError(f"{location}: transformers cannot load it ({message_of(error)})") from error
     finally:
         logging.set_verbosity(verbosity)
+    if getattr(config, "quantization_config", None) and not getattr(model, "is_quantized", False):
+        for weight in model.parameters():  # not the buffers: rotations stay in float32
+            weight.data = weight.data.to(dtype)  # a loader that dequantises leaves bfloat16
     if missing := sorted(loaded["missing_keys"]):
         raise UserError(
             f"{location}: its weight files lack {len(missing)} of the tensors that config.json asks for, first"

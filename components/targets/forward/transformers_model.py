@@ -41,10 +41,8 @@ class TransformersTarget(AbstractTarget):
         self.device, self.dtype = model.device, model.dtype
         self.kernel = "transformers"
         self._config = model.config.get_text_config(decoder=True)
-        if "past_key_values" not in inspect.signature(model.forward).parameters:
-            raise UserError(f"{location}: {shape.architecture} has no attention layer; such models are not supported")
-        if self._config.model_type in ("bloom", "mpt") or getattr(self._config, "alibi", False):
-            raise UserError(f"{location}: {shape.architecture} has position biases (ALiBi), which are not supported")
+        if why := _why_refused(model, self._config):
+            raise UserError(f"{location}: {shape.architecture} {why}")
         self._masks = mask_plan(self._config, location)
         self._location = location
         cache_layers(self._config, location)  # raises for layers that cannot drop tokens
@@ -285,6 +283,17 @@ def head_scaling(config: Any) -> tuple[float, float]:
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)
     return scale, float(getattr(config, "final_logit_softcapping", None) or 0.0)
+
+
+def _why_refused(model: Any, config: Any) -> str:
+    """Why a model cannot be a target, as the end of a sentence; "" where nothing is known against it."""
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return "has no attention layer; such models are not supported"
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        return "has position biases (ALiBi), which are not supported"
+    if config.model_type == "minimax":
+        return "keeps a cache of its own kind, which cannot drop rejected draft tokens"
+    return ""
 
 
 def _layers_of(decoder: nn.Module, num_layers: int) -> nn.ModuleList | None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from changed_folders import changed_config, changed_tensors, without_tensor
 from safetensors.torch import load_file, save_file
+from tiny_families import make_family
 from tiny_targets import make_tiny_target
 
 from components.contract import UserError
+from components.targets.config import facts_of
 from components.targets.load import open_target, open_tokenizer
 
 
@@ -101,3 +103,65 @@ def test_a_tokenizer_that_fails_on_its_first_text_is_refused(copied: Path, part:
     file.write_text(json.dumps({**json.loads(file.read_text()), **part}))
     with pytest.raises(UserError, match="its tokenizer cannot be loaded"):
         open_tokenizer(copied)
+
+
+BLOCK = 16
+
+
+def in_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix as blocks of 8-bit floats and their scales, as DeepSeek and Qwen store theirs."""
+    rows, width = (extent // BLOCK for extent in weight.shape)
+    blocks = weight.view(rows, BLOCK, width, BLOCK)
+    scales = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+    stored = (blocks / scales[:, None, :, None]).view_as(weight).to(torch.float8_e4m3fn)
+    return stored, scales
+
+
+def from_fp8(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return stored.float() * scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_target_in_fp8_says_what_its_dequantised_weights_say(dtype: Any, tmp_path: Path) -> None:
+    folder, plain = make_family("qwen3", tmp_path / "fp8"), make_family("qwen3", tmp_path / "plain")
+    stored, restored = {}, {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        if "_proj.weight" in name:
+            stored[name], stored[f"{name}_scale_inv"] = in_fp8(weight)
+            restored[name] = from_fp8(stored[name], stored[f"{name}_scale_inv"])
+        else:
+            stored[name] = restored[name] = weight.bfloat16()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(restored, plain / "model.safetensors", metadata={"format": "pt"})
+    sizes = {"activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    changed_config(quantization_config={"quant_method": "fp8", "fmt": "e4m3", **sizes})(folder)
+    ids = torch.arange(1, 20)[None]
+    passes = []
+    for path in (folder, plain):
+        target = open_target(path, dtype=dtype, kernel="transformers")
+        assert str(target.dtype) == f"torch.{dtype}"
+        passes.append(target.forward(ids, target.new_cache(1, 20), features=True))
+    quantised, expected = passes
+    assert quantised.logits is not None and quantised.taps is not None
+    torch.testing.assert_close(quantised.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(quantised.taps, expected.taps, rtol=1e-5, atol=1e-5)
+
+
+def test_scales_are_no_parameters_and_packed_numbers_count_each(tmp_path: Path) -> None:
+    """Eight numbers of four bits stand in one stored integer."""
+    folder = make_family("qwen3", tmp_path / "packed")
+    facts: dict[str, Any] = {"location": "here", "trust_remote_code": False, "dtype": "auto", "device": "cpu"}
+    num_params = facts_of(folder, **facts)["num_params"]
+    tensors = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj.weight" in name:
+            rows, width = weight.shape
+            tensors[f"{name}_packed"] = torch.zeros(rows, width // 8, dtype=torch.int32)
+            tensors[f"{name}_scale"] = torch.ones(rows, width // 16)
+            tensors[f"{name}_shape"] = torch.tensor([rows, width])
+        else:
+            tensors[name] = weight
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 16}}}
+    changed_config(quantization_config={"quant_method": "compressed-tensors", "config_groups": groups})(folder)
+    assert facts_of(folder, **facts)["num_params"] == num_params

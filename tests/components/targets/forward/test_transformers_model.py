@@ -24,7 +24,7 @@ REASONS = {
     "deepseek_v4": "heavily_compressed_attention",
     "gemma3n_text": "several streams",
     "mamba": "no attention layer",
-    "minimax": "cache of its own",
+    "minimax": "cache of its own kind",
 }
 
 
