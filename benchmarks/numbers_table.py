@@ -25,11 +25,11 @@ BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 Row = tuple[str, ...]
 
 
-def record(name: str) -> dict[str, Any]:
-    """The newest record of a benchmark on that machine."""
+def record(name: str, *, timed: bool = True) -> dict[str, Any]:
+    """The newest record of a benchmark, on that machine where it is `timed`."""
     files = sorted(RESULTS.glob(f"{name}-20*.json"), reverse=True)
     records: Iterable[dict[str, Any]] = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    return next(one for one in records if one["machine"]["machine_id"] == MACHINE)
+    return next(one for one in records if not timed or one["machine"]["machine_id"] == MACHINE)
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:
@@ -250,6 +250,25 @@ def engines() -> tuple[str, str]:
     )
 
 
+def families() -> tuple[str, str]:
+    """Families of targets, and how drafters decode for them."""
+    found = record("soak-families", timed=False)
+    rows = []
+    for name, family in found["families"].items():
+        ours = "ours" if family["kernel"] != "transformers" else "transformers'"
+        trees = str(len(family["tree"])) if family["tree"] else "refused"
+        chains = f"{len(family['chain'])} alone, {len(family['batch'])} in a batch"
+        rows.append((f"`{name}`", f"`{family['architecture']}`", ", ".join(family["layers"]), ours, chains, trees))
+    refused = "; ".join(f"`{name}` ({why})" for name, why in found["refused"].items())
+    return (
+        f"Tiny random models of each family, with every drafting method: {found['decodings']:,} decodings, "
+        f"{len(found['faults'])} that differ from the model's own greedy text by more than a tie. Methods that decode "
+        "as the model does, as chains and as trees; lookahead decodes one text at a time. Experts and latent attention "
+        f"have no column: they change no cache. Refused: {refused}.",
+        markdown(("family", "architecture", "what layers see", "forward pass", "chains", "trees"), rows),
+    )
+
+
 def sections() -> dict[str, tuple[str, str]]:
     """Name of a record -> (what was measured, its table), in the order of the page."""
     return {
@@ -264,6 +283,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "quantised-drafts": fewer_bits(),
         "languages": languages(),
         "engines": engines(),
+        "families": families(),
         "history": history(),
         "commands": commands(),
         "soak": soak(),

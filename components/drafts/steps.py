@@ -55,6 +55,7 @@ def import_draft(
     target: Target,
     *,
     model: Annotated[str, Field(min_length=1)],
+    method: MethodName = "eagle3",
     layout: DraftLayout = "auto",
     ctx: Context,
 ) -> Draft:
@@ -67,11 +68,13 @@ def import_draft(
         target: the model that it drafts for.
         model: a folder with config.json and *.safetensors, or a hub id like owner/name (owner/name@revision pins it).
             Pickled weights are never opened, and no code of its own runs.
+        method: how it drafts. It must be right: what measures the drafter, and which formats and engines take it, is
+            known by it before the checkpoint is read.
         layout: its format; auto recognises it by its config and the names of its tensors.
     """
     from components.drafts.importing.imported_draft import import_draft as run
 
-    return run(target, model=model, layout=layout, ctx=ctx)
+    return run(target, model=model, method=method, layout=layout, ctx=ctx)
 
 
 def import_draft_fingerprint(settings: dict[str, Any]) -> dict[str, str]:

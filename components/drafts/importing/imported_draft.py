@@ -23,6 +23,7 @@ from components.drafts.methods.draft_model import resolve_model
 from components.drafts.settings import DraftModelSettings, settings_class
 from components.drafts.storage.files import build_draft, read_record, save_draft, save_untrained, write_record
 from components.drafts.storage.quantisation import QUANTIZATION
+from components.methods import MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
@@ -34,7 +35,7 @@ READERS: tuple[AbstractReader, ...] = (
 """Every reader; a checkpoint is tried against them in this order."""
 
 
-def import_draft(target: Target, *, model: str, layout: str, ctx: Context) -> Draft:
+def import_draft(target: Target, *, model: str, method: MethodName, layout: str, ctx: Context) -> Draft:
     """The step `drafts.import_draft`; its settings are explained in components/drafts/steps.py."""
     torch.set_num_threads(ctx.num_threads)
     found = find_checkpoint(find_folder(model), model)
@@ -42,6 +43,10 @@ def import_draft(target: Target, *, model: str, layout: str, ctx: Context) -> Dr
     require_room(found.num_elements(reader.stored(found)), ctx.out, model)
     opened = open_target(target, device=ctx.device, kernel="plain")
     imported = read_drafter(found, reader, opened)
+    if imported.method != method:
+        raise UserError(
+            f"{model}: this drafter is of method {imported.method}, not {method}; set method: {imported.method}"
+        )
     for remark in imported.remarks:
         ctx.note(f"{model}: {remark}")
     origin = {"imported_from": model, "imported_layout": reader.layout, "import_remarks": imported.remarks}

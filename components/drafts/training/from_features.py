@@ -82,6 +82,8 @@ def train_from_features(
     data = data.computed_by(model)
 
     start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
+    if start is not None:
+        settings = settings_of_start(start, settings, ctx)
     vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
     covered = coverage(data.token_counts("validation"), vocabulary.ids)
     covered_by = coverage_by(data, "validation", vocabulary.ids)
@@ -231,6 +233,20 @@ def read_warm_start(start_from: Draft, method: str, draft_vocab_size: int, targe
             f"{label} has a draft vocabulary of {ids.numel()}, not {draft_vocab_size}; draft_vocab_size: 0 keeps it"
         )
     return WarmStart(start_from.key, record, ids, tensors)
+
+
+def settings_of_start(start: WarmStart, settings: Settings, ctx: Context) -> Settings:
+    """The settings, with those of the drafter to start from where they are at their defaults; the step says which."""
+    made_with = type(settings).model_validate(start.record["settings"])
+    usual = type(settings)()
+    taken = {
+        name: value
+        for name, value in made_with.model_dump().items()
+        if name != "init_seed" and getattr(settings, name) == getattr(usual, name) != getattr(made_with, name)
+    }
+    if taken:
+        ctx.note("as the drafter it starts from: " + ", ".join(f"{name} {value!r}" for name, value in taken.items()))
+    return type(settings).model_validate(settings.model_dump() | taken)
 
 
 def load_warm_start(start: WarmStart, draft: AbstractDraft, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from saved_drafts import draw_wide
 from tiny_targets import save_with_words, tiny_llama
 from torch import Tensor
 
-from components.contract import Context, Draft, Target
+from components.contract import Context, Draft, Target, UserError
 from components.drafts import import_draft
 from components.drafts.interface import AbstractDraft, CommittedPositions, Sampling
 from components.drafts.network.vocabulary import membership_of, offsets_of
@@ -69,6 +69,9 @@ FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
 IDS = [f"{number}-{form}-{method}" for number, (form, method, _, _) in enumerate(FORMS)]
 
 
+ADVICE = "; set method: "
+
+
 @dataclass(frozen=True)
 class Pair:
     """A tiny target of eight layers: as an artifact, opened, and as releases see it."""
@@ -92,8 +95,15 @@ class Pair:
         return folder
 
     def adopt(self, folder: Path, out: Path, layout: Any = "auto") -> Draft:
-        """Import what lies in a folder."""
-        return import_draft(self.artifact, model=str(folder), layout=layout, ctx=context(out))
+        """Import what lies in a folder, by the method that a first try names."""
+        method: Any = "eagle3"
+        try:
+            return import_draft(self.artifact, model=str(folder), method=method, layout=layout, ctx=context(out))
+        except UserError as refused:
+            if ADVICE not in str(refused):
+                raise
+            method = str(refused).split(ADVICE)[1]
+        return import_draft(self.artifact, model=str(folder), method=method, layout=layout, ctx=context(out / method))
 
     def run(self, draft: Any, text: Tensor, depth: int = 3) -> Tensor:
         """Draft tokens of the cached decoder after every position of a text, committed one by one: [T - 1, depth]."""

@@ -21,7 +21,7 @@ from components.targets.load import open_target
 
 
 def adopt(target: Target, folder: Path, out: Path) -> Any:
-    return import_draft(target, model=str(folder), layout="auto", ctx=context(out))
+    return import_draft(target, model=str(folder), method="mtp", layout="auto", ctx=context(out))
 
 
 def guesses(draft: Any, target: AbstractTarget) -> torch.Tensor:
