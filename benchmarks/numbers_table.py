@@ -250,6 +250,24 @@ def engines() -> tuple[str, str]:
     )
 
 
+def imported_parity() -> tuple[str, str]:
+    """Imported drafters beside the projects that wrote them."""
+    found = record("imported-parity", timed=False)
+    rows = []
+    for name, case in found["cases"].items():
+        kind = "hidden" if "hidden_0" in case else "logits"
+        apart = max(value for key, value in case.items() if key.startswith(f"{kind}_"))
+        chains = f"{case['chains_equal']:.0%}" if "chains_equal" in case else "-"
+        rows.append((f"`{name}`", kind, f"{apart:.1e}", f"{case[f'largest_{kind}']:.1f}", chains))
+    sources = f"EAGLE {found['eagle']}, SpecForge {found['specforge']}, speculators {found['speculators']}"
+    return (
+        "Checkpoints that other projects' own classes wrote with random weights, read by `drafts.import_draft`: the "
+        "largest difference from what those classes say, and how many of their greedy draft tokens are ours. "
+        f"{sources}.",
+        markdown(("checkpoint", "of", "largest difference", "largest value", "draft tokens equal"), rows),
+    )
+
+
 def families() -> tuple[str, str]:
     """Families of targets, and how drafters decode for them."""
     found = record("soak-families", timed=False)
@@ -284,6 +302,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "languages": languages(),
         "engines": engines(),
         "families": families(),
+        "imported-parity": imported_parity(),
         "history": history(),
         "commands": commands(),
         "soak": soak(),
