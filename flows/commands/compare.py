@@ -6,6 +6,9 @@ engines_beside_ours`. Notes name what cannot be compared, with the reason.
 
 A side is a drafter at a depth, or with a tree of some budget. A run, a policy, a release and a registered version name
 both; a drafter is compared at the depth that was last chosen for it, unless one is given. Nothing is measured here.
+
+With --published, A is a table of benchmarks/published/ (flows/commands/published.py), and B the drafter to hold beside
+it, if not the newest of its methods.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins, Ser
 from components.rows import ALL
 from components.speedup.comparison.paired import Ratio
 from components.speedup.comparison.pairing import compare_ways
+from flows.commands.published import COLUMNS as PUBLISHED_COLUMNS
+from flows.commands.published import TABLE_COLUMNS, hold_beside, list_tables, measured_arms, read_table
 from flows.commands.terminal import Format, echo, echo_error, out, print_in
 from flows.spec.references import NAMED_VERSION
 from storage import journal
@@ -39,7 +44,7 @@ _CHAMPION = "champion"
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="A run, a key (Draft, DepthPolicy, Release) or NAME@ALIAS.")],
+    a: Annotated[str, typer.Argument(help="A run, a key (Draft, DepthPolicy, Release) or NAME@ALIAS.")] = "",
     b: Annotated[
         str, typer.Argument(help="Likewise; `champion`: the registered champion for A's target.")
     ] = "champion",
@@ -54,10 +59,20 @@ def compare(
     acceptance_margin: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="The same of acceptance length; of one workload twice that.")
     ] = MAX_ACCEPTANCE_LOSS,
+    published: Annotated[
+        bool, typer.Option("--published", help="A is a published table, B a drafter or none; alone: list the tables.")
+    ] = False,
     format_: Annotated[Format, typer.Option("--format", help="How the answer is printed.")] = Format.table,
 ) -> None:
     """A against B on the same prompts. Exit code 0: A is not worse; 1: it is; 3: undecided or not comparable."""
     store = Store()
+    if published:
+        if {depth_a, depth_b, tree_a, tree_b} != {None}:
+            raise UserError("compare --published: takes no depth and no tree: each published row has its own")
+        _compare_published(store, a, "" if b == _CHAMPION else b, format_)
+        return
+    if not a:
+        raise UserError("compare: name a run, a key or NAME@ALIAS; `draftsmith query runs` lists the runs")
     side_a = find_side(store, a, depth_a, tree_a)
     side_b = find_champion(store, side_a) if b == "champion" else find_side(store, b, depth_b, tree_b)
     outcome = compare_sides(store.home, side_a, side_b, Margins(margin, acceptance_margin))
@@ -72,6 +87,31 @@ def compare(
     report(f"verdict: A is {outcome.verdict().replace('_', ' ')}" if rows else "verdict: not comparable")
     if outcome.exit_code():
         raise typer.Exit(outcome.exit_code())
+
+
+def _compare_published(store: Store, name: str, drafter: str, format_: Format) -> None:
+    """Print the rows of a published table beside what was measured; without a name, the tables that there are."""
+    if not name:
+        listing = [
+            [table.name, len(table.rows), *(", ".join(dict.fromkeys(getattr(row, field) for row in table.rows))
+             for field in ("target", "method")), *dict(table.source).values()]
+            for table in list_tables()
+        ]  # fmt: skip
+        print_in(format_, out, TABLE_COLUMNS, listing)
+        return
+    table = read_table(name)
+    methods = list(dict.fromkeys(row.method for row in table.rows))
+    side = find_side(store, drafter, depth=0) if drafter else None  # whatever its depth: rows have theirs
+    if side is not None and side.method not in methods:
+        raise UserError(f"compare --published {name}: {drafter} is {side.method}; its rows are {', '.join(methods)}")
+    arms = measured_arms(store.home, methods, side.draft_key if side else None)
+    print_in(format_, out, PUBLISHED_COLUMNS, hold_beside(table, arms))
+    report = echo if format_ is Format.table else echo_error
+    report(f"published: {table.source.work}, {table.source.table}; {table.source.url}, read {table.source.read}")
+    report(f"note: {table.note}")
+    if not arms:
+        report(f"not comparable: nothing was measured with {' or '.join(methods)}")
+        raise typer.Exit(UNDECIDED)
 
 
 @dataclass
@@ -157,7 +197,7 @@ def find_side(store: Store, reference: str, depth: int | None, tree: int | None 
     elif _RUN.fullmatch(reference):
         side = _side_of_run(store, reference)
     else:
-        side = _side_of_artifact(store, reference)
+        side = _side_of_artifact(store, reference, depth)
     return dataclasses.replace(side, depth_k=side.depth_k if depth is None else depth, tree_budget=tree)
 
 
@@ -211,12 +251,13 @@ def _side_of_run(store: Store, run_id: str) -> Side:
     return dataclasses.replace(side, measured_in=frozenset(key for _, key in steps))
 
 
-def _side_of_artifact(store: Store, reference: str) -> Side:
+def _side_of_artifact(store: Store, reference: str, depth: int | None) -> Side:
     key = store.resolve(reference)
     content = store.record_of(key)
     kind, info = content["kind"], dict(content["info"])
     if kind == "Draft":
-        return _make_side(reference, info | {"draft_key": key, "depth_k": _chosen_depth(store.home, key)}, frozenset())
+        depth_k = _chosen_depth(store.home, key) if depth is None else depth
+        return _make_side(reference, info | {"draft_key": key, "depth_k": depth_k}, frozenset())
     if kind not in ("DepthPolicy", "Release"):
         raise UserError(f"compare: {reference} is a {kind}; give a run, Draft, DepthPolicy, Release or NAME@ALIAS")
     return _make_side(reference, info | _target_of(store, key), frozenset())
@@ -235,7 +276,9 @@ def _chosen_depth(home: Path, draft_key: str) -> int:
              ORDER BY created_at DESC, batch_size, artifact_key LIMIT 1"""
     rows = query(sql, home, {"key": draft_key})[1]
     if not rows:
-        raise UserError(f"compare: no depth was ever chosen for drafter {draft_key[:12]}; give one with --depth")
+        raise UserError(
+            f"compare: no depth was ever chosen for drafter {draft_key[:12]}; give one with --depth-a or --depth-b"
+        )
     return int(rows[0][0])
 
 
