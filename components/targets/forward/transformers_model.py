@@ -9,6 +9,7 @@ in between. A model whose logits differ is refused, since its drafts could not b
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,8 +24,7 @@ from components.targets.shape import MIN_LAYERS, TargetShape
 from components.text import message_of
 
 _MOST_MASKED = 1 << 26
-"""Entries of a mask [B, T, S] up to which a pass runs at once; longer passes are run in pieces."""
-_PIECE = 256
+"""Entries of a mask [B, T, S] up to which a pass runs at once; a longer prompt runs in pieces."""
 _TOLERANCE = 1e-2
 """Share of the largest logit by which two ways of running the same tokens may differ; bfloat16 rounds to 2^-8."""
 
@@ -182,8 +182,8 @@ class TransformersTarget(AbstractTarget):
             valid = torch.arange(num_rows) < num_valid[:, None]
         assert int((cache.lengths + valid.sum(dim=1)).max()) <= cache.capacity, "the cache is full"
         assert tree is None or cache.states is None, "recurrent layers verify chains only"
-        if cache.states is not None and not self._recorder.continues and num_rows > 1 and bool(cache.lengths.any()):
-            return self._forward_row_by_row(ids, cache, valid.sum(dim=1), logits, features)
+        if tree is None and num_rows > (most := self._rows_at_once(cache, valid)):
+            return self._forward_in_pieces(ids, cache, valid.sum(dim=1), logits, features, most)
         columns = cache.lengths[:, None] + (torch.arange(num_rows) if tree is None else tree.depths)
         last_row = (valid.sum(dim=1) - 1).clamp(min=0)
         keep: int | Tensor = 0
@@ -224,25 +224,47 @@ class TransformersTarget(AbstractTarget):
         taps = torch.cat([caught[tap] for tap in self._taps], dim=-1) if self._taps else None
         return TargetPass(scores, taps, caught["last"])
 
-    def _forward_row_by_row(
-        self, ids: Tensor, cache: SlotCache, num_valid: Tensor, logits: Literal["all", "last", "none"], features: bool
+    def _rows_at_once(self, cache: SlotCache, valid: Tensor) -> int:
+        """Rows of a pass that may run together: one where states continue by one row; few where masks grow large."""
+        num_sequences, num_rows = valid.shape
+        if cache.states is not None and not self._recorder.continues and bool(cache.lengths.any()):
+            return 1
+        num_keys = cache.live.shape[1] + num_rows
+        without_mask = self._masks.is_full and bool(valid.all()) and bool(cache.live.all())
+        if without_mask or num_sequences * num_rows * num_keys <= _MOST_MASKED:
+            return num_rows
+        return max(1, _MOST_MASKED // (num_sequences * num_keys))
+
+    def _forward_in_pieces(
+        self,
+        ids: Tensor,
+        cache: SlotCache,
+        num_valid: Tensor,
+        logits: Literal["all", "last", "none"],
+        features: bool,
+        size: int,
     ) -> TargetPass:
-        """As `forward`, for recurrent layers that continue from their states by one row only."""
-        passes = [
-            self.forward(ids[:, row : row + 1], cache, num_valid=(num_valid > row).long(), features=features)
-            for row in range(ids.shape[1])
-        ]
-        scores, taps, last = (
-            torch.cat([part for part in parts if part is not None], dim=1) if parts[0] is not None else None
-            for parts in zip(*passes, strict=True)
-        )
+        """As `forward`, `size` rows at a time; logits of a piece without anybody's last row are computed for "all"."""
+        passes, ends = [], []
+        last_row = (num_valid - 1).clamp(min=0)
+        for start in range(0, ids.shape[1], size):
+            piece = ids[:, start : start + size]
+            inside = (num_valid - start).clamp(min=0, max=piece.shape[1])
+            has_end = bool(((last_row >= start) & (last_row < start + size)).any())
+            asked: Literal["all", "none"] = "all" if logits == "all" or (logits == "last" and has_end) else "none"
+            passes.append(self.forward(piece, cache, num_valid=inside, logits=asked, features=features))
+            ends.append(start)
+        taps, last = (_joined([one.taps for one in passes]), _joined([one.last for one in passes]))
         if logits == "none":
-            scores = None
-        elif logits == "last":
+            return TargetPass(None, taps, last)
+        if logits == "all":
+            return TargetPass(_joined([one.logits for one in passes]), taps, last)
+        rows = []
+        for sequence, row in enumerate(last_row.tolist()):
+            scores = passes[row // size].logits
             assert scores is not None
-            last_row = (num_valid - 1).clamp(min=0).to(self.device)
-            scores = scores[torch.arange(len(ids), device=self.device), last_row].unsqueeze(1)
-        return TargetPass(scores, taps, last)
+            rows.append(scores[sequence, row - ends[row // size]])
+        return TargetPass(torch.stack(rows).unsqueeze(1), taps, last)
 
     def _attention_mask(self, cache: SlotCache, valid: Tensor, columns: Tensor, tree: TreeRows | None) -> Any:
         """What the model takes as attention_mask for rows `valid` [B, T] at `columns` [B, T] of this pass."""
@@ -300,6 +322,12 @@ def _layers_of(decoder: nn.Module, num_layers: int) -> nn.ModuleList | None:
     """The first list of as many modules as the model has layers."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     return next((found for found in lists if len(found) == num_layers), None)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Parts [B, t, ...] of a pass behind each other; None where there are none."""
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors, dim=1) if tensors else None
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

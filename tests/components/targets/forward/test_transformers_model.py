@@ -12,6 +12,7 @@ from changed_folders import changed_config
 from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, REFUSED, VOCAB_SIZE, make_family
 
 from components.contract import UserError
+from components.targets.forward import transformers_model
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
@@ -65,7 +66,14 @@ def tolerance(target: TransformersTarget) -> float:
     return 2 * apart + 1e-3 * max(1.0, float(whole.abs().max()))
 
 
-def test_ragged_passes_with_dropped_tokens_equal_one_pass_over_the_text(opened: TransformersTarget) -> None:
+@pytest.fixture(scope="module")
+def apart(opened: TransformersTarget) -> float:
+    return tolerance(opened)
+
+
+def test_ragged_passes_with_dropped_tokens_equal_one_pass_over_the_text(
+    opened: TransformersTarget, apart: float
+) -> None:
     """Windows, chunks and states must forget what was dropped, each sequence at its own place."""
     ids = texts(3)
     expected = whole_pass(opened, ids)
@@ -95,10 +103,31 @@ def test_ragged_passes_with_dropped_tokens_equal_one_pass_over_the_text(opened: 
             states[place, start : start + count] = tap
         lengths = lengths + right
         cache.truncate(lengths)
-    assert float((logits - expected.logits).abs().max()) < tolerance(opened)
+    assert float((logits - expected.logits).abs().max()) < apart
     assert torch.equal(logits.argmax(-1), expected.logits.argmax(-1))
     tapped = expected.hidden_states[opened.shape.tap_layers[0]]
     torch.testing.assert_close(states, tapped, rtol=1e-3, atol=1e-3 * float(tapped.abs().max()))
+
+
+def test_a_prompt_in_pieces_is_the_prompt_at_once(
+    opened: TransformersTarget, apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of long prompts would not fit into memory."""
+    ids, lengths = texts(3, 30), torch.tensor([30, 4, 17])
+    for logits in ("all", "last", "none"):
+        at_once, in_pieces = opened.new_cache(3, 40), opened.new_cache(3, 40)
+        expected = opened.forward(ids, at_once, num_valid=lengths, logits=logits, features=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(transformers_model, "_MOST_MASKED", 3 * 30 * 7)
+            passed = opened.forward(ids, in_pieces, num_valid=lengths, logits=logits, features=True)
+        assert torch.equal(in_pieces.lengths, at_once.lengths) and (passed.logits is None) == (logits == "none")
+        for part, other in zip(passed, expected, strict=True):
+            if part is not None:
+                assert other is not None and part.shape == other.shape
+                for row, length in enumerate(lengths.tolist()):
+                    shown = 1 if part is passed.logits and logits == "last" else length
+                    difference = float((part[row, :shown] - other[row, :shown]).abs().max())
+                    assert difference < apart * max(1.0, float(other.abs().max()))
 
 
 def test_logits_are_the_head_of_the_last_state(opened: TransformersTarget) -> None:
@@ -118,9 +147,9 @@ def test_a_token_takes_the_bytes_that_are_said(opened: TransformersTarget) -> No
         assert kv_bytes_per_token(opened.model.config, 4) == cache.bytes_per_token()
 
 
-def test_a_sequence_moves_to_another_batch_with_its_states(opened: TransformersTarget) -> None:
+def test_a_sequence_moves_to_another_batch_with_its_states(opened: TransformersTarget, apart: float) -> None:
     ids = texts(3, 20)
-    expected, apart = whole_pass(opened, ids).logits, tolerance(opened)
+    expected = whole_pass(opened, ids).logits
     cache, lengths = opened.new_cache(4, 32), torch.tensor([11, 7, 9])
     prompts = opened.new_cache(3, 16)
     opened.forward(ids[:, :11], prompts, num_valid=lengths, logits="none")
