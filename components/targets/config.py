@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ from transformers.models.auto.modeling_auto import (
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
 from components.targets.file_digests import sha256_of
-from components.targets.shape import kv_bytes_per_token, layer_kinds, shape_of
+from components.targets.shape import as_ids, kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_files import headers_in
 from components.text import message_of
@@ -41,6 +43,8 @@ def load_target(
         ctx.note(f"{model}: its layers see: {', '.join(facts['layers'])}")
     if facts["text_part"]:
         ctx.note(f"{model}: a model of images and text; its text part alone is the target")
+    for line in unheeded_generation(folder):
+        ctx.note(f"{model}: {line}")
     record = {
         "model": model,
         "folder": BUILTIN if model == BUILTIN else str(folder),
@@ -117,7 +121,61 @@ def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:
     remote = trust_remote_code and bool(getattr(config, "auto_map", None))
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote and not has_text_part(config):
         raise UserError(f"{location}: model type '{config.model_type}' is not a causal LM that transformers knows")
+    _join_end_tokens(config, folder, location)
     return config
+
+
+GENERATION_FILE = "generation_config.json"
+
+
+def _join_end_tokens(config: Any, folder: Path, location: str) -> None:
+    """Make the end tokens of the language model all that either file names: engines end at those as well.
+
+    Chat models often name the end of a turn in generation_config.json alone.
+    """
+    text = config.get_text_config(decoder=True)
+    ends: list[int] = []
+    for source, value in (
+        ("config.json", text.eos_token_id),
+        ("config.json", getattr(config, "eos_token_id", None)),
+        (GENERATION_FILE, _generation(folder).get("eos_token_id")),
+    ):
+        try:
+            ids = as_ids(value)
+            ends += [one for one in map(operator.index, ids) if one not in ends]
+        except TypeError as error:
+            raise UserError(f"{location}: {source} says eos_token_id {value!r:.60}, which is no token id") from error
+        if wrong := [one for one in ids if not 0 <= one < text.vocab_size]:
+            raise UserError(f"{location}: {source} says eos_token_id {wrong[0]}; the vocabulary has {text.vocab_size}")
+    text.eos_token_id = ends or None
+
+
+def _generation(folder: Path) -> JsonObject:
+    """What generation_config.json says; {} where there is none."""
+    file = folder / GENERATION_FILE
+    return read_object(file, MAX_CONFIG_BYTES) if file.is_file() else {}
+
+
+_UNHEEDED: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), (None, [], {})),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), (None,)),
+}
+"""Settings of generation_config.json that change greedy text and are not heeded here -> their harmless values."""
+
+
+def unheeded_generation(folder: Path) -> list[str]:
+    """What generation_config.json asks for and is not done here, a line each: engines may say other text."""
+    generation = _generation(folder)
+    return [
+        f"{GENERATION_FILE} asks for {name} {generation[name]!r:.60}, which decoding and training here do not heed:"
+        " an engine that does says other text"
+        for name, harmless in _UNHEEDED.items()
+        if name in generation and generation[name] not in harmless
+    ]
 
 
 def has_text_part(config: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,27 @@ def test_facts_agree_with_transformers(tiny_targets: dict[str, Path], tmp_path: 
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
         assert target.info["num_params"] == sum(weight.numel() for weight in model.state_dict().values())
         assert target.info["architecture"] == type(model).__name__
+
+
+def test_an_answer_ends_at_the_end_tokens_of_both_files(copied: Path, tmp_path: Path) -> None:
+    """Chat models name the end of a turn in generation_config.json alone; engines heed it."""
+    changed_config(eos_token_id=7)(copied)
+    generation = {"eos_token_id": [9, 7], "suppress_tokens": [3], "repetition_penalty": 1.0, "temperature": 0.6}
+    (copied / "generation_config.json").write_text(json.dumps(generation))
+    events: list[dict[str, Any]] = []
+    target = load_target(model=str(copied), ctx=replace(context(tmp_path / "out"), send=events.append))
+    notes = [str(event["message"]) for event in events if event["event"] == "note"]
+    assert list(target.info["shape"]["eos_token_ids"]) == [7, 9]
+    assert [note for note in notes if "suppress_tokens [3]" in note] and "repetition" not in "".join(notes)
+    opened = open_target(copied, kernel="plain", dtype="float32")
+    assert opened.shape.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize("ends", ["7", [1.5], 10**6, [-1]])
+def test_an_end_token_that_is_none_is_refused(ends: object, copied: Path, tmp_path: Path) -> None:
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(UserError, match=r"generation_config.json says eos_token_id"):
+        load_target(model=str(copied), ctx=context(tmp_path / "out"))
 
 
 def no_config(folder: Path) -> None:
