@@ -30,7 +30,7 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from components.contract import Target
+from components.contract import Target, UserError
 from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
 from components.drafts.methods.ngram import NO_TOKEN
 from components.drafts.settings import LookaheadSettings
@@ -128,7 +128,12 @@ class Lookahead:
 
     @classmethod
     def untrained_record(cls, target: Target, settings: LookaheadSettings) -> UntrainedRecord:
-        """Its entries of draft.json."""
+        """Its entries of draft.json; raises UserError for a target that cannot verify several guesses in one pass."""
+        if any("state" in kind for kind in target.info.get("layers", ())):
+            raise UserError(
+                f"lookahead: {target.info.get('model', 'the target')} has layers that keep a state of one text, so it"
+                " cannot verify several guesses in one pass; take another method"
+            )
         return UntrainedRecord(settings, settings.ngram_size - 1, settings.ngram_size - 1, 0)
 
     def new_state(self, capacity: int) -> LookaheadState:

@@ -7,21 +7,26 @@ and some are not. The other methods take turns over the families, untrained, as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from family_decoding import LENGTH, PROMPTS, Alone, said_alone
-from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE
+from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
 
-from components.contract import UserError
+from components.contract import Context, UserError
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape
+from components.drafts import train_draft
 from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
 from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
+from components.targets import load_target
 
 LIKE_OTHERS = (
     *("afmoe", "apertus", "arcee", "cohere", "deepseek_v2", "dots1", "ernie4_5", "exaone4", "gemma", "gemma4", "glm4"),
@@ -88,6 +93,16 @@ def test_other_methods_draft_for_the_families_in_turn(alone: Alone) -> None:
         for prompt in PROMPTS
     ]
     assert not alone.first_fault(answers)
+
+
+@pytest.mark.parametrize(("family", "refused"), [("qwen3_next", True), ("qwen3", False)])
+def test_lookahead_is_refused_before_anything_else_runs(family: str, refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    ctx = Context(key="t" * 64, out=tmp_path / "target", scratch=tmp_path, num_threads=1)
+    target = load_target(model=str(make_family(family, tmp_path / family)), ctx=ctx)
+    (tmp_path / "draft").mkdir()
+    with pytest.raises(UserError, match="keep a state") if refused else nullcontext():
+        train_draft(target, method="lookahead", ctx=replace(ctx, out=tmp_path / "draft"))
 
 
 def test_trees_are_verified_or_refused_by_name(alone: Alone) -> None:
