@@ -209,9 +209,10 @@ def collect_workloads(
 
     Args:
         target: answers the earlier turns of sources with several; without it only first turns become prompts.
-        sources: presets by name (mt-bench, spec-bench, gsm8k, math-500, humaneval, ceval, cmmlu), or sources with
-            preset, path, revision, workload, workload_field, language, template, reference and num_prompts. A preset
-            without a path is read from the hub, which needs `draftsmith run --online`.
+        sources: presets by name (mt-bench, spec-bench, speed-bench and speed-bench-1k to -32k, gsm8k, math-500,
+            aime-2025, humaneval, mbpp, livecodebench, alpaca, arena-hard, bfcl, longbench-v2, ceval, cmmlu), or sources
+            with preset, path, revision, workload, workload_field, language, template, reference and num_prompts. A
+            preset without a path is read from the hub, which needs `draftsmith run --online`.
         num_prompts: test prompts of each workload of each source, at most; second turns come on top.
         num_warm_up: warm-up prompts of each workload of each source, at most.
         max_prompt_characters: longer prompts are left out and counted, characters.

@@ -32,8 +32,8 @@ from components.data.sources.bad_rows import BadRow, Row, SetAside
 from components.data.sources.files import read_rows, stem_of
 from components.data.sources.listing import local_files
 from components.data.sources.presets import WorkloadPreset
-from components.data.sources.shapes import Question, read_label, read_shape
-from components.data.sources.streams import bounded_stream
+from components.data.sources.shapes import Question, read_functions, read_label, read_shape
+from components.data.sources.streams import bounded_stream, suffix_of
 from components.data.sources.tables import csv_rows, hub_rows
 from components.outside_json import JsonObject
 from components.targets.generate import continue_batch
@@ -144,19 +144,27 @@ def _candidate_of_row(source: WorkloadSource, row: Any, _: str, table: str) -> C
         raise BadRow("a row must be an object with fields")
     preset = source.resolved_preset
     turns = _turns_of_row(row, preset.turns if preset is not None else ("turns",))
+    if preset is not None and preset.placeholder and any(turn.startswith(preset.placeholder) for turn in turns):
+        raise BadRow("its text is in another data set; fill it in with the publisher's program and give `path:`")
     template = source.template or (preset.template if preset is not None else "")
     reference = source.reference or (preset.reference if preset is not None else "")
     if turns:
         answers = row.get("reference")
         first = answers[0] if isinstance(answers, list) and answers and isinstance(answers[0], str) else ""
         question = Question(None, ({"role": "user", "content": turns[0]},), first)
+    elif preset is not None and preset.messages and not template:
+        question = _first_turn(row, preset.messages)
     elif template:
-        question = _fill_template(template, row, reference, chat=preset is None or preset.chat)
+        chat, optional = (True, ()) if preset is None else (preset.chat, preset.optional)
+        question = _fill_template(template, row, reference, chat=chat, optional=optional)
     else:
         question = read_shape(row)
     prompt = prompt_of(question, "test", _workload_of_row(source, preset, row, table), source.label)
-    language = source.language or (preset.language if preset is not None else "")
-    return Candidate(replace(prompt, language=language), tuple(turns[1:]))
+    language = source.language
+    if preset is not None and not language:
+        language = preset.language_of(_category_of_row(preset, row, table)) if preset.languages else preset.language
+    tools = read_functions(row, preset.tools) if preset is not None and preset.tools else None
+    return Candidate(replace(prompt, language=language, tools=tools), tuple(turns[1:]))
 
 
 def _workload_of_row(source: WorkloadSource, preset: WorkloadPreset | None, row: Row, table: str) -> str:
@@ -164,31 +172,58 @@ def _workload_of_row(source: WorkloadSource, preset: WorkloadPreset | None, row:
         return read_label(row, source.workload_field)
     if source.workload or preset is None:
         return source.workload
-    return preset.workload_of(read_label(row, preset.category) if preset.category else table)
+    return preset.workload_of(_category_of_row(preset, row, table))
+
+
+def _category_of_row(preset: WorkloadPreset, row: Row, table: str) -> str:
+    return read_label(row, preset.category) if preset.category else table
+
+
+def _first_turn(row: Row, field: str) -> Question:
+    """The messages of the first turn in a field that holds a list of turns, each a list of messages."""
+    turns = row.get(field)
+    if not isinstance(turns, list) or not turns:
+        raise BadRow(f"{field} must be a list of turns, each a list of messages")
+    return read_shape({"messages": turns[0]})
 
 
 def _turns_of_row(row: Row, fields: Sequence[str]) -> list[str]:
-    """The user's turns in the first of these fields that holds a list of texts; empty where none does."""
+    """The user's turns in the first of these fields that holds a list of texts, or of {"content": text}; else empty."""
     for field in fields:
         turns = row.get(field)
-        if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
-            if not all(turn.strip() for turn in turns):
+        if not isinstance(turns, list):
+            continue
+        texts = [turn["content"] if isinstance(turn, Mapping) and set(turn) == {"content"} else turn for turn in turns]
+        if texts and all(isinstance(text, str) for text in texts):
+            if not all(text.strip() for text in texts):
                 raise BadRow(f"{field} holds an empty turn")
-            return list(turns)
+            return texts
     return []
 
 
-def _fill_template(template: str, row: Row, reference: str, *, chat: bool) -> Question:
-    """The template with the row's fields in it; raises BadRow for a field that is absent, empty or not a text."""
+def _fill_template(template: str, row: Row, reference: str, *, chat: bool, optional: Sequence[str] = ()) -> Question:
+    """The template with the row's fields in it; raises BadRow for a field that is absent, empty or not a text.
+
+    optional: fields at the template's end that may be empty.
+    """
     fields = {str(name).strip().lower().replace(" ", "_"): value for name, value in row.items()}
-    texts = _Fields({name: str(value) if isinstance(value, int | float) else value for name, value in fields.items()})
-    question = template.format_map(texts)
+    for name in optional:
+        if fields.get(name) in ("", None):
+            template = template.replace(f"{{{name}}}", "").rstrip()
+    question = template.format_map(_Fields({name: _as_text(value) for name, value in fields.items()}))
     answer = fields.get(reference) if reference else None
     reference_text = answer if isinstance(answer, str) else ""
     if chat:
         return Question(None, ({"role": "user", "content": question},), reference_text)
     head = question.rstrip()  # cut before the line break: "newline and indentation" is one token
     return Question(head, None, question[len(head) :] + reference_text)
+
+
+def _as_text(value: Any) -> Any:
+    """A number as text, a list of texts as its lines; anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    return str(value) if isinstance(value, int | float) else value
 
 
 class _Fields(JsonObject):
@@ -268,14 +303,13 @@ def _tables(source: WorkloadSource, set_aside: SetAside) -> Iterator[Table]:
         hub_source = parse_hub_source(source.path)
         yield source.path, hub_source.label, hub_rows(hub_source)
         return
-    members = preset.members if preset is not None else ""
     for file in local_files(source):
-        yield from _file_tables(file, members, preset.split if preset is not None else "", set_aside)
+        yield from _file_tables(file, preset, set_aside)
 
 
 def _preset_tables(preset: WorkloadPreset, revision: str, set_aside: SetAside) -> Iterator[Table]:
     for name in preset.files:
-        yield from _file_tables(_download(preset, name, revision), preset.members, preset.split, set_aside)
+        yield from _file_tables(_download(preset, name, revision), preset, set_aside)
     for config in preset.configs or (None,) * (not preset.files):
         location = f"{PREFIX}{preset.repository}" + (f"/{config}" if config else "") + f":{preset.split}"
         source = HubSource(location, None, preset.repository, config, revision or None, preset.split)
@@ -297,13 +331,17 @@ def _download(preset: WorkloadPreset, name: str, revision: str) -> Path:
         raise UserError(f"{location}: the hub did not give it ({reason}); give `path:` to a copy") from error
 
 
-def _file_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:
+def _file_tables(file: Path, preset: WorkloadPreset | None, set_aside: SetAside) -> Iterator[Table]:
+    split = "" if preset is None else preset.split
     if file.name.endswith(".csv"):
         yield str(file), _category(stem_of(file), split), read_rows(file, set_aside)
     elif file.name.endswith(".zip"):
+        members = "" if preset is None else preset.members
         yield from _zip_tables(file, members or "*.csv", split, set_aside)
     else:
-        yield str(file), stem_of(file), read_rows(file, set_aside)
+        json_lines = preset is not None and preset.json_lines and suffix_of(file.name) == ".json"
+        kind = ".jsonl" if json_lines else ""
+        yield str(file), stem_of(file), read_rows(file, set_aside, kind=kind)
 
 
 def _zip_tables(file: Path, members: str, split: str, set_aside: SetAside) -> Iterator[Table]:

@@ -49,6 +49,7 @@ _QUESTIONS: Final = ("prompt", "question", "query", "problem", "input")
 _ANSWERS: Final = ("response", "completion", "answer", "output", "solution", "chosen")
 _SYSTEMS: Final = ("system", "system_prompt", "system_message")
 _SHAPES: Final = "messages, conversations, turns, instruction, prompt, question, text"
+_SCHEMA_TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 _TEXT_PROMPT_CHARACTERS: Final = 240
 _EXPECTED: Final = "messages, conversations, data, instruction, prompt or question with an answer, text"
 
@@ -319,6 +320,29 @@ def _read_reference(row: Row, *fields: str) -> str:
             value = row[field]
             return _require_text(value, field) if value != "" else ""
     return ""
+
+
+def read_functions(row: Row, field: str) -> tuple[JsonObject, ...]:
+    """The functions in a field as tools in OpenAI's form; raises BadRow where it holds none.
+
+    Python's names of types, as the Berkeley leaderboard writes them, become those of JSON Schema.
+    """
+    functions = row.get(field)
+    if not isinstance(functions, list) or not functions or not all(isinstance(item, Mapping) for item in functions):
+        raise BadRow(f"{field} must be a list of functions, this is {type_name(functions)}")
+    json_text(functions, field)  # refuses what is nested too deeply for the conversion
+    return tuple({"type": "function", "function": _schema(function)} for function in functions)
+
+
+def _schema(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_schema(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    schema = {name: _schema(item) for name, item in value.items() if (name, item) != ("type", "any")}
+    if isinstance(kind := schema.get("type"), str):
+        schema["type"] = _SCHEMA_TYPES.get(kind, kind)
+    return schema
 
 
 def read_label(row: Row, field: str) -> str:

@@ -5,6 +5,7 @@ Its tables are CSV, zips of CSV and whatever other steps read; what cannot be re
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,17 @@ from typing import Any
 
 import pytest
 from tiny_targets import make_tiny_target, make_tiny_tokenizer
-from workload_files import collected, context, lines, zipped
+from workload_files import (
+    collected,
+    context,
+    lines,
+    published_rows,
+    speed_bench,
+    table,
+    withheld,
+    write_rows,
+    zipped,
+)
 
 from components.contract import Prompts, Target, UserError
 from components.data import collect_prompts, collect_workloads
@@ -49,7 +60,27 @@ def asked(prompts: Prompts, split: str = "test") -> list[str]:
         ),
         ("gsm8k", {"maths": 5}),
         ("math-500", {"maths": 5}),
+        (
+            "speed-bench",
+            {
+                "chat": 20,
+                "code": 4,
+                "maths": 4,
+                "multilingual": 4,
+                "question-answering": 4,
+                "retrieval": 4,
+                "summarisation": 4,
+            },
+        ),
+        *((f"speed-bench-{length}", {f"input-{length}": 12}) for length in ("1k", "2k", "8k", "16k", "32k")),
+        ("aime-2025", {"maths": 4}),
         ("humaneval", {"code": 5}),
+        ("mbpp", {"code": 4}),
+        ("livecodebench", {"code": 4}),
+        ("alpaca", {"chat": 4}),
+        ("arena-hard", {"chat": 4}),
+        ("bfcl", {"tool-calling": 4}),
+        ("longbench-v2", {"long-context-short": 4, "long-context-medium": 4, "long-context-long": 4}),
         ("ceval", {"maths": 4, "question-answering": 4}),
         ("cmmlu", {"maths": 4, "question-answering": 4}),
     ],
@@ -61,8 +92,86 @@ def test_every_preset_reads_a_copy_of_its_files(
     assert made.info["workloads"] == workloads and made.info["set_aside"] == 0
     assert made.info["licences"] == {name: WORKLOAD_PRESETS[name].licence}
     for prompt in read_prompts(made, "test"):
-        assert (prompt.language, prompt.source) == (WORKLOAD_PRESETS[name].language, name)
+        language = "" if prompt.workload == "multilingual" else WORKLOAD_PRESETS[name].language
+        assert (prompt.language, prompt.source) == (language, name)
         assert (prompt.messages is None) == (name == "humaneval")
+        assert (prompt.tools is not None) == (name == "bfcl")
+
+
+@pytest.mark.parametrize("name", WORKLOAD_PRESETS)
+def test_a_wrong_file_is_one_line_and_a_row_without_its_question_is_set_aside(name: str, tmp_path: Path) -> None:
+    wrong = lines(tmp_path / "wrong.jsonl", [{"unrelated": n} for n in range(3)])
+    with pytest.raises(UserError, match=f"^sources: {name}: no prompt in it \\(no usable row\\)[^\n]*$"):
+        collected(tmp_path / "w", {"preset": name, "path": str(wrong)}, num_warm_up=0)
+    preset, rows = WORKLOAD_PRESETS[name], published_rows(name)
+    asked_in = [field for field in (*preset.turns, preset.messages, preset.tools, *preset.fields) if field]
+    needed = [field for field in rows[0] if field.lower() in asked_in and field.lower() not in preset.optional]
+    assert needed
+    for number, field in enumerate(needed):
+        lacking = [dict(row) for row in rows]
+        del lacking[-1][field]
+        made = collected(
+            tmp_path / f"out{number}",
+            {"preset": name, "path": str(write_rows(tmp_path / f"in{number}", name, lacking))},
+            num_prompts=100,
+            num_warm_up=0,
+        )
+        assert (made.info["set_aside"], made.info["num_test"]) == (1, len(rows) - 1), field
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOAD_PRESETS if name.startswith("speed-bench")])
+def test_text_that_the_publisher_leaves_out_is_never_asked(name: str, tmp_path: Path) -> None:
+    rows = [speed_bench(0, "rag"), withheld(1, "rag"), speed_bench(2, "rag"), withheld(3, "rag")]
+    made = collected(
+        tmp_path / "out", {"preset": name, "path": str(table(tmp_path / "a.parquet", rows))}, num_warm_up=0
+    )
+    assert set(asked(made)) == {"ask rag 0", "ask rag 2"} and made.info["set_aside"] == 2
+    aside = [json.loads(line) for line in (made.path / "set_aside.jsonl").read_text().splitlines()]
+    assert all("give `path:`" in row["why"] for row in aside) and [row["line"] for row in aside] == [2, 4]
+
+
+def test_functions_become_tools_with_the_types_of_json_schema(copies: dict[str, str], tmp_path: Path) -> None:
+    made = collected(tmp_path / "out", {"preset": "bfcl", "path": copies["bfcl"]}, num_warm_up=0)
+    prompts = read_prompts(made, "test")
+    assert sorted(len(prompt.messages or ()) for prompt in prompts) == [1, 1, 2, 2]
+    for prompt in prompts:
+        (tool,) = prompt.tools or ()
+        assert tool["type"] == "function" and tool["function"]["name"] == "area"
+        assert tool["function"]["parameters"] == {
+            "type": "object",
+            "properties": {
+                "base": {"type": "number", "description": "metres"},
+                "at": {"type": "array", "items": {"type": "number"}},
+                "type": {"description": "of triangle"},
+                "unit": {"type": "string", "default": "m"},
+            },
+            "required": ["base"],
+        }
+    folder = make_tiny_target("llama", tmp_path / "target")
+    offer = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    tokenizer = make_tiny_tokenizer(folder, chat_template=offer + CHAT_TEMPLATE)
+    assert all(tokenizer.decode(encode_prompt(tokenizer, prompt)).startswith("[area]<") for prompt in prompts)
+
+
+@pytest.mark.parametrize("name", ["aime-2025", "mbpp", "arena-hard", "alpaca", "speed-bench-1k"])
+def test_a_preset_is_streamed_from_its_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real loader on a repository of the same layout that lies here; only the address differs."""
+    preset, copy = WORKLOAD_PRESETS[name], tmp_path / "repository"
+    subsets = ""
+    for config in preset.configs or ("default",):
+        file = write_rows(copy / config, name, published_rows(name))
+        path = file.relative_to(copy).as_posix()
+        files = f"  data_files:\n  - split: {preset.split}\n    path: {path}\n"
+        subsets += f"- config_name: {config}\n{files}"
+    (copy / "README.md").write_text(f"---\nconfigs:\n{subsets}---\n")
+    monkeypatch.setitem(WORKLOAD_PRESETS, name, dataclasses.replace(preset, repository=str(copy)))
+    made = collected(tmp_path / "out", {"preset": name}, num_warm_up=0)
+    there = collected(
+        tmp_path / "there",
+        {"preset": name, "path": str(write_rows(tmp_path, name, published_rows(name)))},
+        num_warm_up=0,
+    )
+    assert asked(made) == asked(there) and made.info["rows"] == len(published_rows(name)) * len(preset.configs or ("",))
 
 
 def test_templates_are_filled_and_references_kept(copies: dict[str, str], tmp_path: Path) -> None:
@@ -73,6 +182,17 @@ def test_templates_are_filled_and_references_kept(copies: dict[str, str], tmp_pa
     assert all(re.fullmatch(r"Let \$x_\{\d\}\$\n\n.*\\boxed\{\}\.", text) for text in asked(maths))
     code = read_prompts(collected(tmp_path / "h", {"preset": "humaneval", "path": copies["humaneval"]}), "test")
     assert code[0].text is not None and code[0].text.endswith("():") and code[0].reference == "\n    return 1\n"
+    mbpp = collected(tmp_path / "b", {"preset": "mbpp", "path": copies["mbpp"]}, num_warm_up=0)
+    assert any("tests:\n\nassert add(0) == 3\nassert add(1) == 4\n\n" in text for text in asked(mbpp))
+    contest = asked(
+        collected(tmp_path / "l", {"preset": "livecodebench", "path": copies["livecodebench"]}, num_warm_up=0)
+    )
+    assert sorted(text.rpartition("\n\n")[2].partition(":")[0] for text in contest)[2:] == ["class Solution"] * 2
+    assert all(text == text.rstrip() and "{" not in text for text in contest)
+    alpaca = collected(tmp_path / "a", {"preset": "alpaca", "path": copies["alpaca"]}, num_warm_up=0)
+    assert set(asked(alpaca)) == {"Sort 0", "Sort 1\n\napples, pears", "Sort 2", "Sort 3\n\nstones"}
+    long = collected(tmp_path / "x", {"preset": "longbench-v2", "path": copies["longbench-v2"]}, num_warm_up=0)
+    assert any(text.startswith("long text 1\n\n") and "\nD. d1\n" in text for text in asked(long))
     chinese = collected(tmp_path / "c", {"preset": "cmmlu", "path": copies["cmmlu"]}, num_warm_up=0)
     assert all("A. 甲\nB. 乙\nC. 丙\nD. 丁" in text for text in asked(chinese)) and "第90题" not in "".join(
         asked(chinese)
@@ -161,7 +281,7 @@ def test_without_a_target_the_left_out_turns_are_told(copies: dict[str, str], tm
     assert any("go on in a second turn, left out" in message for message in told)
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "spec-bench", "cmmlu", "ceval"])
+@pytest.mark.parametrize("name", WORKLOAD_PRESETS)
 def test_a_preset_that_is_not_here_says_so_in_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +314,7 @@ def test_the_real_files_are_read_whole(tmp_path: Path) -> None:
         "spec-bench": "spec_bench.jsonl",
         "gsm8k": "gsm8k_test.jsonl",
         "humaneval": "HumanEval.jsonl.gz",
+        "alpaca": "../chat/alpaca_en.json",
     }
     found: Counter[str] = Counter()
     for preset, name in names.items():
@@ -211,7 +332,7 @@ def test_the_real_files_are_read_whole(tmp_path: Path) -> None:
                 "summarisation": 80,
                 "translation": 80,
             }
-    assert found == {"mt-bench": 80, "spec-bench": 480, "gsm8k": 1319, "humaneval": 164}
+    assert found == {"mt-bench": 80, "spec-bench": 480, "gsm8k": 1319, "humaneval": 164, "alpaca": 999}
 
 
 def test_training_can_keep_out_what_a_benchmark_asks(copies: dict[str, str], tmp_path: Path) -> None:

@@ -94,5 +94,14 @@ def test_the_presets_are_those_that_settings_may_name() -> None:
 
 @pytest.mark.parametrize("preset", WORKLOAD_PRESETS.values(), ids=lambda preset: preset.name)
 def test_a_preset_asks_something_of_subsets_or_of_files(preset: WorkloadPreset) -> None:
-    assert preset.turns or preset.fields
+    assert [bool(preset.turns), bool(preset.fields), bool(preset.messages)].count(True) == 1
     assert not (preset.configs and preset.files)
+    assert preset.template.endswith("".join(f"{{{field}}}" for field in preset.optional))
+    assert set(preset.languages) <= set(preset.workloads) or not preset.category
+
+
+@pytest.mark.parametrize("preset", WORKLOAD_PRESETS.values(), ids=lambda preset: preset.name)
+def test_the_guide_lists_a_preset_with_its_repository_and_licence(preset: WorkloadPreset) -> None:
+    guide = Path(__file__).parents[4] / "docs" / "my-data.md"
+    rows = [line for line in guide.read_text().splitlines() if f"`{preset.name}`" in line and line.startswith("|")]
+    assert len(rows) == 1 and f"`{preset.repository}`" in rows[0] and f"| {preset.licence} |" in rows[0]
