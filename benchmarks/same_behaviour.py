@@ -63,7 +63,7 @@ for name, step in plan.items():
 def draftsmith(tree: Path, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of one tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "DRAFTSMITH_HOME": str(home), "COLUMNS": "200"}
-    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main())", *words]
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -163,7 +163,7 @@ def said_alike(trees: tuple[Path, Path], homes: tuple[Path, Path]) -> dict[str, 
     commands = re.findall(r"^  ([a-z-]+) ", draftsmith(trees[0], home, "--help").stdout, re.MULTILINE)
     asked = {
         "queries": [["query", name] for name in re.findall(r"^([a-z][\w-]+)", listed, re.MULTILINE)],
-        "validate": [["validate", str(folder), "--target", str(target)] for folder in [release]],
+        "validate": [["validate", str(file.parent), "--target", str(target)] for file in release.glob("*/config.json")],
         "help": [["--help"], *([name, "--help"] for name in commands)],
         "wrong commands": [*WRONG],
         "plans": [["check"], ["plan", "quickstart"], ["plan", "compare-methods"]],
@@ -175,7 +175,7 @@ def said_alike(trees: tuple[Path, Path], homes: tuple[Path, Path]) -> dict[str, 
             for tree, own_home, answers in zip(trees, homes, texts, strict=True):
                 done = draftsmith(tree, own_home if group == "plans" else home, *words)
                 shown = f"{done.returncode}\n{done.stdout}\n{done.stderr}".replace(str(tree), "TREE")
-                shown = re.sub(r"\n*  More: docs/[a-z-]+\.md\n", "", shown)
+                shown = re.sub(r"\n*  More: docs/[a-z-]+\.md\n| \(docs: [a-z-]+\)", "", shown)
                 lines_of = re.sub(r"\b[0-9a-f]{8,64}\b", "KEY", neutral(shown, {})).rstrip().splitlines()
                 answers[" ".join(words)] = "\n".join(sorted(lines_of) if group == "queries" else lines_of)
         wrong = {name: [text.get(name, "")[:2000] for text in texts] for name in differing(*texts)}
