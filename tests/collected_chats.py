@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 from components.contract import Chats, Context
 from components.data import collect_chats
@@ -64,3 +67,17 @@ def collect(folder: Path, *sources: str | ChatSource | dict[str, Any], **setting
 
 def digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def write_repository(folder: Path, questions: Sequence[Mapping[str, Any]]) -> Path:
+    """A repository of two configurations: `main`, the questions in Parquet around one bad row; `other`, in JSONL."""
+    write_lines(folder / "other" / "rows.jsonl", [{"prompt": f"case {index}"} for index in range(60)])
+    (folder / "main").mkdir()
+    middle = len(questions) // 2
+    rows: list[Any] = [*questions[:middle], {"question": None, "answer": "1"}, *questions[middle:]]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "main" / "train.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  default: true\n  data_files: main/train.parquet\n"
+        "- config_name: other\n  data_files: other/rows.jsonl\n---\n"
+    )
+    return folder

@@ -115,7 +115,7 @@ def _shape_of(outer: Any, config: Any, location: str, tapped: bool) -> TargetSha
             "choose a deeper model"
         )
     hidden_size = int(config.hidden_size)
-    heads = int(getattr(config, "num_attention_heads", None) or max(1, hidden_size // 64))  # none: no layer attends
+    heads = _attention_heads(config)
     head_dim = getattr(config, "v_head_dim", None) or getattr(config, "head_dim", None) or hidden_size // heads
     return TargetShape(
         architecture=architecture,
@@ -143,6 +143,11 @@ UNBOUNDED_POSITIONS = 1 << 20
 """Positions of a model whose configuration names no limit (recurrent states have none)."""
 
 
+def _attention_heads(config: Any) -> int:
+    """Attention heads; where no layer attends, as many of width 64 as the hidden size holds."""
+    return int(getattr(config, "num_attention_heads", None) or max(1, config.hidden_size // 64))
+
+
 def _intermediate_size(config: Any, hidden_size: int) -> int:
     """Width of the feed-forward layers, which drafters take over; of the widest where layers differ.
 
@@ -163,16 +168,22 @@ LAYER_KINDS = {
     **dict.fromkeys(("linear_attention", "conv", "mamba"), "state"),
 }
 """Layer types of transformers, in words; others stand under their own names."""
+WITHOUT_ATTENTION = ("moe", "mlp", "dummy")
+"""Layer types that look at no other position and keep nothing."""
 
 
 def layer_kinds(config: Any) -> list[str]:
     """The kinds of layers of a model, each once: what of the text so far they look at."""
-    config = _text_config(config)
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-        types = ["sliding_attention" if window else "chunked_attention" if chunk else "full_attention"]
-    return sorted({LAYER_KINDS.get(name, name) for name in types})
+    return sorted({LAYER_KINDS.get(name, name) for name in layer_types_of(_text_config(config))})
+
+
+def layer_types_of(config: Any) -> list[str]:
+    """transformers' type of each layer of a text model; where its configuration names none, all are of one type."""
+    if (types := getattr(config, "layer_types", None)) is not None:
+        return list(types)
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    name = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
+    return [name] * int(config.num_hidden_layers)
 
 
 def kv_bytes_per_token(config: Any, itemsize: int) -> int:
@@ -184,20 +195,19 @@ def kv_bytes_per_token(config: Any, itemsize: int) -> int:
     """
     config = _text_config(config)
     layers = config.per_layer_config
-    types = getattr(config, "layer_types", None) or ["full_attention"] * len(layers)
     sharing = getattr(config, "kv_sharing_modes", None) or [""] * len(layers)
-    kinds = zip(layers, types, sharing, strict=True)
+    kinds = zip(layers, layer_types_of(config), sharing, strict=True)
     return itemsize * sum(_kv_numbers(layer, name) for layer, name, shared in kinds if shared != "reuse")
 
 
 def _kv_numbers(layer: Any, layer_type: str) -> int:
     """Numbers that a layer of this configuration caches for each token."""
-    if LAYER_KINDS.get(layer_type) == "state" or layer_type in ("moe", "mlp"):
+    if LAYER_KINDS.get(layer_type) == "state" or layer_type in WITHOUT_ATTENTION:
         return 0
     indexer = int(layer.index_head_dim) if layer_type == "indexed_attention" else 0
     if getattr(layer, "kv_lora_rank", None) and hasattr(layer, "qk_rope_head_dim"):
         return int(layer.kv_lora_rank + layer.qk_rope_head_dim) + indexer
-    attention_heads = getattr(layer, "num_attention_heads", None) or max(1, layer.hidden_size // 64)
+    attention_heads = _attention_heads(layer)
     heads = getattr(layer, "num_key_value_heads", None) or attention_heads
     width = getattr(layer, "head_dim", None) or layer.hidden_size // attention_heads
     return int(heads * (width + (getattr(layer, "v_head_dim", None) or width))) + indexer

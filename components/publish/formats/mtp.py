@@ -34,6 +34,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.contract import UserError
+from components.drafts.importing.mtp import MIMO as PREFIX
+from components.drafts.importing.mtp import MIMO_NAMES, SHARED
 from components.drafts.methods.mtp_native_weights import find_native_mtp
 from components.drafts.settings import MtpSettings
 from components.publish.formats.checkpoint import (
@@ -144,14 +146,7 @@ def check_numbering(config: Config, shape: TargetShape, location: str) -> None:
         )
 
 
-PREFIX = "model.mtp_layers.0."
-NAMES = {
-    "enorm.weight": "token_layernorm.weight",
-    "hnorm.weight": "hidden_layernorm.weight",
-    "eh_proj.weight": "input_proj.weight",
-    "shared_head.norm.weight": "final_layernorm.weight",
-}
-SHARED = ("model.embed_tokens.weight", "lm_head.weight")
+NAMES = {ours: theirs for theirs, ours in MIMO_NAMES.items()}
 
 
 @final
@@ -234,7 +229,6 @@ class MimoLayout(AbstractLlamaLayout):
                 )
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
-        native_names = {after: before for before, after in NAMES.items()}
         tensors: dict[str, Tensor] = {}
         for name, tensor in checkpoint.tensors.items():
             if name in SHARED:
@@ -244,7 +238,7 @@ class MimoLayout(AbstractLlamaLayout):
                     raise UserError(f"mimo: {name} is not zero, and Draftsmith's block has no biases")
                 continue
             inside = name.removeprefix(PREFIX)
-            tensors[f"model.layers.{source.shape.num_layers}.{native_names.get(inside, inside)}"] = tensor
+            tensors[f"model.layers.{source.shape.num_layers}.{MIMO_NAMES.get(inside, inside)}"] = tensor
         joined = f"model.layers.{source.shape.num_layers}.eh_proj.weight"
         tensors[joined] = _swap_halves(tensors[joined])
         settings = {"mtp_modules": 1, "intermediate_size": checkpoint.config["intermediate_size"]}

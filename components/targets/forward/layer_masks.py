@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from components.contract import UserError
+from components.targets.shape import LAYER_KINDS, WITHOUT_ATTENTION, layer_types_of
 
 Reach = Literal["full", "window", "chunk"]
 
@@ -36,9 +37,8 @@ class LayerMask:
 
 
 _FULL = LayerMask("full")
-_ATTENTION = {"full_attention", "indexed_attention", "hybrid", "attention"}
-_WITHOUT_MASK = {"linear_attention", "conv", "mamba", "moe", "mlp", "dummy"}
-"""Layer types of transformers that attend to no keys; "hybrid" layers have both."""
+_ALIASES = {"full": "full_attention", "sparse": "full_attention", "window": "sliding_attention"}
+"""What a layer sees, by LAYER_KINDS -> the name under which models look its mask up beside their own layer type."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,21 @@ class MaskPlan:
 
 def mask_plan(config: Any, location: str) -> MaskPlan:
     """Read a text model's configuration; raises UserError for a kind of layer that has no mask here."""
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        return MaskPlan({"": _cut("window", window) if window else _cut("chunk", chunk) if chunk else _FULL})
+    masks = {
+        "full": _FULL,
+        "sparse": _FULL,
+        "window": _cut("window", getattr(config, "sliding_window", None)),
+        "chunk": _cut("chunk", getattr(config, "attention_chunk_size", None)),
+    }
     by_type: dict[str, LayerMask | None] = {}
-    for name in dict.fromkeys(types):
-        if name in _ATTENTION:
-            by_type |= {name: _FULL, "full_attention": _FULL}
-        elif name in ("sliding_attention", "hybrid_sliding"):
-            by_type |= {name: _cut("window", window), "sliding_attention": _cut("window", window)}
-        elif name == "chunked_attention":
-            by_type[name] = _cut("chunk", chunk)
-        elif name not in _WITHOUT_MASK:
+    for name in dict.fromkeys(layer_types_of(config)):
+        if name not in LAYER_KINDS and name not in WITHOUT_ATTENTION:
             raise UserError(f"{location}: layers of type {name} are not supported")
-        if name in _WITHOUT_MASK or name.startswith("hybrid"):
-            by_type |= {name: by_type.get(name), "linear_attention": None}
+        seen, _, state = LAYER_KINDS.get(name, "state").partition(" and ")
+        mask = masks.get(seen)
+        by_type |= {name: mask, _ALIASES.get(seen, name): mask}
+        if mask is None or state:
+            by_type["linear_attention"] = None
     cuts = set(by_type.values())
     return MaskPlan({"": next(iter(cuts))} if len(cuts) == 1 else by_type)
 

@@ -321,10 +321,6 @@ class RecurrentStates:
         self._anchor_here(lengths, keep_older=False)
 
 
-def _fresh(layer: StateLayer) -> StateLayer:
-    return type(layer)(layer.number_of_states)
-
-
 def _joined(
     calls: Sequence[tuple[_Call, Sequence[int], int]], sequences: Tensor, cache: DynamicCache
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

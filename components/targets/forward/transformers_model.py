@@ -45,7 +45,8 @@ class TransformersTarget(AbstractTarget):
             raise UserError(f"{location}: {shape.architecture} {why}")
         self._masks = mask_plan(self._config, location)
         self._location = location
-        cache_layers(self._config, location)  # raises for layers that cannot drop tokens
+        layers = cache_layers(self._config, location)
+        self.verifies_trees = not any(isinstance(layer, StateLayer) for layer in layers)
         self._bytes_per_token = 0
         self._recorder = Recorder([])
         self._caught: dict[int | str, Tensor] = {}
@@ -54,15 +55,15 @@ class TransformersTarget(AbstractTarget):
         self._head = model.get_output_embeddings()
         ids = torch.arange(_TRIAL).clamp(max=shape.vocab_size - 1)[None]
         try:
-            self._find_parts(ids, location)
+            self._find_parts(ids, location, layers)
             cache = self.new_cache(1, _TRIAL)
             whole = self.forward(ids, cache, features=True)
             self._bytes_per_token = cache.num_bytes() // _TRIAL
+            assert whole.logits is not None and whole.last is not None
             in_pieces = self._run_in_pieces(ids)
-            if self._recorder.modules and whole.logits is not None and not _close(in_pieces, whole.logits):
+            if self._recorder.modules and not _close(in_pieces, whole.logits):
                 self._recorder.continues = False
                 in_pieces = self._run_in_pieces(ids)
-            assert whole.logits is not None and whole.last is not None
             recomputed = self.unembed(self.final_norm(whole.last))
         except UserError:
             raise
@@ -80,8 +81,8 @@ class TransformersTarget(AbstractTarget):
                 " dropped; its layers cannot verify draft tokens"
             )
 
-    def _find_parts(self, ids: Tensor, location: str) -> None:
-        """Find the decoder layers, the final norm and the recurrent modules, and hook them."""
+    def _find_parts(self, ids: Tensor, location: str, empty: list[Any]) -> None:
+        """Find the decoder layers, the final norm and the recurrent modules, and hook them; empty: `cache_layers`."""
         decoder = self.model.get_decoder()
         layers = _layers_of(decoder, self.shape.num_layers)
         if layers is None or self._head is None:
@@ -90,18 +91,17 @@ class TransformersTarget(AbstractTarget):
         if norm is None:
             raise UserError(f"{location}: {self.shape.architecture} has no norm between its last layer and lm_head")
         self._norm, factor = norm
+        # lm_head is linear: scaling what it reads scales the logits. MiniCPM3 divides there by the logits_scaling that
+        # Granite divides by behind the head, and head_scaling counts it already.
         if factor != 1.0 and not getattr(self._config, "logits_scaling", None):
-            self._scale *= factor  # lm_head is linear: scaling what it reads scales the logits
+            self._scale *= factor
         # A draft model may have too few layers for taps; it needs none.
         self._taps = [tap - 1 for tap in self.shape.tap_layers] if self.shape.num_layers >= MIN_LAYERS else []
         for index in self._taps:
             layers[index].register_forward_hook(self._catcher(index))
         self._norm.register_forward_pre_hook(self._norm_catcher())
-        empty = cache_layers(self._config, location)
-        self.verifies_trees = not any(isinstance(layer, StateLayer) for layer in empty)
         if not self.verifies_trees:
-            found = find_recurrent_modules(decoder, empty, lambda cache: self._run(ids, cache))
-            self._recorder = Recorder(found)
+            self._recorder = Recorder(find_recurrent_modules(decoder, empty, lambda cache: self._run(ids, cache)))
 
     @torch.inference_mode()
     def _run(self, ids: Tensor, cache: Any) -> Any:
@@ -230,10 +230,13 @@ class TransformersTarget(AbstractTarget):
         if cache.states is not None and not self._recorder.continues and bool(cache.lengths.any()):
             return 1
         num_keys = cache.live.shape[1] + num_rows
-        without_mask = self._masks.is_full and bool(valid.all()) and bool(cache.live.all())
-        if without_mask or num_sequences * num_rows * num_keys <= _MOST_MASKED:
+        if num_sequences * num_rows * num_keys <= _MOST_MASKED or self._needs_no_mask(cache, valid):
             return num_rows
         return max(1, _MOST_MASKED // (num_sequences * num_keys))
+
+    def _needs_no_mask(self, cache: SlotCache, valid: Tensor) -> bool:
+        """Whether every row of a chain sees all columns up to its own, which needs no mask in transformers' kernels."""
+        return self._masks.is_full and bool(valid.all()) and bool(cache.live.all())
 
     def _forward_in_pieces(
         self,
@@ -244,8 +247,8 @@ class TransformersTarget(AbstractTarget):
         features: bool,
         size: int,
     ) -> TargetPass:
-        """As `forward`, `size` rows at a time; logits of a piece without anybody's last row are computed for "all"."""
-        passes, ends = [], []
+        """As `forward`, `size` rows at a time. For "last", only pieces with a sequence's last row compute logits."""
+        passes = []
         last_row = (num_valid - 1).clamp(min=0)
         for start in range(0, ids.shape[1], size):
             piece = ids[:, start : start + size]
@@ -253,7 +256,6 @@ class TransformersTarget(AbstractTarget):
             has_end = bool(((last_row >= start) & (last_row < start + size)).any())
             asked: Literal["all", "none"] = "all" if logits == "all" or (logits == "last" and has_end) else "none"
             passes.append(self.forward(piece, cache, num_valid=inside, logits=asked, features=features))
-            ends.append(start)
         taps, last = (_joined([one.taps for one in passes]), _joined([one.last for one in passes]))
         if logits == "none":
             return TargetPass(None, taps, last)
@@ -263,14 +265,14 @@ class TransformersTarget(AbstractTarget):
         for sequence, row in enumerate(last_row.tolist()):
             scores = passes[row // size].logits
             assert scores is not None
-            rows.append(scores[sequence, row - ends[row // size]])
+            rows.append(scores[sequence, row % size])
         return TargetPass(torch.stack(rows).unsqueeze(1), taps, last)
 
     def _attention_mask(self, cache: SlotCache, valid: Tensor, columns: Tensor, tree: TreeRows | None) -> Any:
         """What the model takes as attention_mask for rows `valid` [B, T] at `columns` [B, T] of this pass."""
         num_rows = valid.shape[1]
-        if self._masks.is_full and tree is None and bool(valid.all()) and bool(cache.live.all()):
-            return None  # all columns up to each row's own, which transformers' kernels know without a mask
+        if tree is None and self._needs_no_mask(cache, valid):
+            return None
         live = cache.live.unsqueeze(1).expand(-1, num_rows, -1)
         among = torch.ones(num_rows, num_rows, dtype=torch.bool).tril() if tree is None else tree.visible
         seen = torch.cat([live, among & valid.unsqueeze(1)], dim=2)

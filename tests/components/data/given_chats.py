@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.contract import Prompts
+from chat_templates import STYLES, styled_tokenizer
+from killed_step import context
+from tiny_targets import VOCAB_SIZE, make_tiny_target
+
+from components.contract import Prompts, Target
 from components.data.formats.prompts import Prompt
+from components.targets import load_target
 
 
 def chat(*turns: tuple[str, str]) -> Prompt:
@@ -42,3 +47,10 @@ MIXED = [
     said(32, "<script>alert('x')</script>\u202e"),
     said(33, "long " * 400),
 ]
+
+
+def target_with(style: str, folder: Path) -> Target:
+    """A tiny target whose tokenizer has the chat template of this style."""
+    make_tiny_target("llama", folder / "model")
+    styled_tokenizer(STYLES[style], VOCAB_SIZE).save_pretrained(folder / "model")
+    return load_target(model=str(folder / "model"), ctx=context(folder / "artifact"))

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from chat_templates import STYLES, styled_tokenizer
-from given_chats import prompts_of, said
+from given_chats import prompts_of, said, target_with
 from killed_step import context
-from tiny_targets import VOCAB_SIZE, make_tiny_target
 
 from components.contract import Context, Conversations, Target, UserError
 from components.data import write_given_answers
@@ -31,7 +29,6 @@ from components.data.formats.responses import (
     write_shard,
 )
 from components.report.prefect_cards import answers_card
-from components.targets import load_target
 
 
 def conversation(row_id: str, split: str, ids: list[int], language: str = "en") -> Conversation:
@@ -79,12 +76,6 @@ def test_distinct_bigrams() -> None:
 
 
 SETTINGS: dict[str, Any] = {"shard_size": 4, "max_set_aside": 0.5}
-
-
-def target_with(style: str, folder: Path) -> Target:
-    make_tiny_target("llama", folder / "model")
-    styled_tokenizer(STYLES[style], VOCAB_SIZE).save_pretrained(folder / "model")
-    return load_target(model=str(folder / "model"), ctx=context(folder / "artifact"))
 
 
 @pytest.fixture(scope="module")

@@ -8,26 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import STYLES, styled_tokenizer
-from given_chats import MIXED, prompts_of, said
+from given_chats import MIXED, prompts_of, said, target_with
 from killed_step import context
-from tiny_targets import VOCAB_SIZE, make_tiny_target
 
 import components.data.responses.given as given
 from components.contract import Target, UserError
 from components.data import record_features, write_given_answers
 from components.data.formats.prompts import Prompt
 from components.data.formats.responses import open_answers
-from components.targets import load_target
 from components.targets.load import open_tokenizer
 
 SETTINGS: dict[str, Any] = {"shard_size": 4, "max_set_aside": 0.5}
-
-
-def target_with(style: str, folder: Path) -> Target:
-    make_tiny_target("llama", folder / "model")
-    styled_tokenizer(STYLES[style], VOCAB_SIZE).save_pretrained(folder / "model")
-    return load_target(model=str(folder / "model"), ctx=context(folder / "artifact"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collected_chats import GOOD, collect, rows, write_lines
+from collected_chats import GOOD, collect, rows, write_lines, write_repository
 
 from components.contract import Chats, Context, UserError
 from components.data import collect_prompts
@@ -204,20 +204,7 @@ def test_the_fingerprint_follows_content_and_what_cannot_be_read(tmp_path: Path)
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with two configurations: `main` in Parquet with one bad row of 61, `other` in JSONL."""
-    import pyarrow
-    import pyarrow.parquet
-
-    folder = tmp_path / "sums"
-    write_lines(folder / "other" / "rows.jsonl", [{"prompt": f"case {index}"} for index in range(60)])
-    (folder / "main").mkdir()
-    rows: list[Any] = [*questions(30), {"question": None, "answer": "1"}, *questions(60)[30:]]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "main" / "train.parquet")
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: main\n  default: true\n  data_files: main/train.parquet\n"
-        "- config_name: other\n  data_files: other/rows.jsonl\n---\n"
-    )
-    return folder
+    return write_repository(tmp_path / "sums", questions(60))
 
 
 def test_a_local_data_set_counts_by_content_and_a_hub_id_by_name(repository: Path) -> None:

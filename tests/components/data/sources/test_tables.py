@@ -12,14 +12,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from collected_chats import collect, write_lines
+from collected_chats import collect, write_lines, write_repository
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,19 +180,7 @@ def questions(number: int) -> list[dict[str, str]]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with two configurations: `main` in Parquet with one bad row of 61, `other` in JSONL."""
-    import pyarrow.parquet
-
-    folder = tmp_path / "sums"
-    write_lines(folder / "other" / "rows.jsonl", [{"prompt": f"case {index}"} for index in range(60)])
-    (folder / "main").mkdir()
-    rows: list[Any] = [*questions(30), {"question": None, "answer": "1"}, *questions(60)[30:]]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "main" / "train.parquet")
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: main\n  default: true\n  data_files: main/train.parquet\n"
-        "- config_name: other\n  data_files: other/rows.jsonl\n---\n"
-    )
-    return folder
+    return write_repository(tmp_path / "sums", questions(60))
 
 
 def test_a_data_set_gives_the_prompts_of_its_rows_and_bad_rows_are_set_aside(repository: Path, tmp_path: Path) -> None:
