@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MethodName = Literal[
-    "draft-model", "eagle1", "eagle3", "hass", "lookahead", "medusa", "mtp", "mtp-parallel", "ngram", "p-eagle"
+    "draft-model",
+    "eagle1",
+    "eagle3",
+    "hass",
+    "lookahead",
+    "medusa",
+    "mtp",
+    "mtp-parallel",
+    "ngram",
+    "p-eagle",
+    "suffix",
 ]
 Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
 
@@ -101,6 +111,11 @@ METHODS: dict[str, Method] = {
     "ngram": Method(
         draft_class="components.drafts.methods.ngram:Ngram",
         settings_class="components.drafts.settings:NgramSettings",
+        trained=False,
+    ),
+    "suffix": Method(
+        draft_class="components.drafts.methods.suffix:Suffix",
+        settings_class="components.drafts.settings:SuffixSettings",
         trained=False,
     ),
 }

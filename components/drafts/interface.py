@@ -12,7 +12,7 @@ their map is that of a live run at the deepest depth, and only that depth is pre
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, final, runtime_checkable
@@ -77,6 +77,14 @@ class Drafter(Proposer, Protocol):
 
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
         """As AbstractDraft; -1 (no token) pads chains shorter than `depth`."""
+
+
+@runtime_checkable
+class CopiesAnswers(Protocol):
+    """A drafter that also copies from earlier answers."""
+
+    def remember(self, answers: Iterable[Sequence[int]]) -> None:
+        """Add answers, token ids; it may forget others for them."""
 
 
 class UntrainedRecord(NamedTuple):

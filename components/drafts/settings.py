@@ -150,6 +150,30 @@ class NgramSettings(Untrained):
         return self
 
 
+class SuffixSettings(Untrained):
+    """Suffix decoding."""
+
+    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 16
+    """The most tokens of one draft."""
+    max_tree_depth: Annotated[int, Field(ge=2, le=256)] = 64
+    """The longest string that is counted, tokens: a match and its draft together."""
+    max_spec_factor: Annotated[float, Field(gt=0, le=16)] = 1.0
+    """Draft tokens per matched token, at most."""
+    min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """A draft ends where the estimated probability that all of it is right falls below this."""
+    cached_tokens: Annotated[int, Field(ge=0, le=4_000_000)] = 0
+    """Tokens of earlier answers (those of the features) that are searched beside the request's own text; 0: none."""
+
+    @model_validator(mode="after")
+    def _room_for_a_match(self) -> Self:
+        if self.max_draft_tokens >= self.max_tree_depth:
+            raise ValueError(
+                f"max_tree_depth {self.max_tree_depth} leaves no room for a match beside max_draft_tokens"
+                f" {self.max_draft_tokens}"
+            )
+        return self
+
+
 class DraftModelSettings(DistilledBlock):
     """A small language model, trained here or given."""
 

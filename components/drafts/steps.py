@@ -113,7 +113,8 @@ def train_draft(
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
 
-    A method that learns nothing (prompt lookup) makes a Draft of its settings alone, in no time and without features.
+    A method that learns nothing (prompt lookup) makes a Draft of its settings alone, in no time and without features;
+    suffix decoding also keeps the answers of the features if it is told to (`cached_tokens`).
 
     Args:
         target: the model to draft for.

@@ -45,7 +45,7 @@ ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
 }
 """Key of engine settings -> the engine that they are for."""
 _VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
-    name: name for name in ("eagle3", "mtp", "medusa", "ngram")
+    name: name for name in ("eagle3", "mtp", "medusa", "ngram", "suffix")
 }
 _SGLANG = {"eagle1": "EAGLE", "hass": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft-model": "STANDALONE"} | {
     "ngram": "NGRAM"

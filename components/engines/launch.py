@@ -159,6 +159,8 @@ class _Drafter:
         if self.method == "ngram":
             lengths = (self.settings.get("min_ngram", 1), self.settings.get("max_ngram", 3))
             config |= dict(zip(("prompt_lookup_min", "prompt_lookup_max"), lengths, strict=True))
+        elif self.method == "suffix":
+            config |= self._suffix_decoding()
         elif "stitched" in self.folders:
             model = f"./{self.folders['stitched']}"
         elif self.given_model:
@@ -178,6 +180,14 @@ class _Drafter:
                 overrides = f"--hf-overrides {shlex.quote(json.dumps({'num_nextn_predict_layers': 1}))} "
                 config = {**_without_batch_sizes(config), "num_speculative_tokens": 1}
         return f"vllm serve {model} {overrides}--speculative-config {shlex.quote(json.dumps(config))}"
+
+    def _suffix_decoding(self) -> JsonObject:
+        """Its settings under vLLM's names; what is left out here is left to vLLM's defaults."""
+        names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
+        config = {f"suffix_decoding_{name}": self.settings[name] for name in names if name in self.settings}
+        if not self.settings.get("cached_tokens"):
+            config["suffix_decoding_max_cached_requests"] = 0  # as it was measured: the request's own text alone
+        return config
 
     def sglang(self) -> str:
         if "sglang" not in self.engines:

@@ -310,6 +310,7 @@ def _yaml_value(value: Any) -> str:
 
 
 NO_TREE_OF_OURS = "its heads are transformer layers on the target's last state, which no engine has a reader for"
+NO_SUFFIX_DECODING = "it has no suffix decoding; prompt lookup, our ngram, is the nearest"
 IN_OUR_LOOP = "no public engine takes its n-grams from a Jacobi window in the verifying pass"
 OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settings: {mtp: {start: own}}"
 NEEDS_NO_FILE = Served()
@@ -360,6 +361,7 @@ VLLM = Profile(
         "draft-model": Served(("causal-lm",), tried="0.32.0"),
         GIVEN_MODEL: NEEDS_NO_FILE,
         "ngram": Served(tried="0.32.0"),
+        "suffix": NEEDS_NO_FILE,  # with the package arctic-inference beside it
     },
     unsupported=NOWHERE,
     norm_flags=frozenset(NORM_FLAGS),
@@ -392,6 +394,7 @@ SGLANG = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": "its NGRAM search has a trie and settings of its own; it is the nearest",
         "p-eagle": "its further layers have other names, and it drafts a token at a time",
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
@@ -425,6 +428,7 @@ LLAMA_CPP = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         "p-eagle": "its converter takes EAGLE drafters of one layer and three taps",
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "medusa": "it has no Medusa",
@@ -452,6 +456,7 @@ MNN = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         "p-eagle": "its exporter takes EAGLE drafters of one layer",
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "medusa": "it has no Medusa",
@@ -474,6 +479,7 @@ TENSORRT_LLM = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle1", "hass"), "its PyTorch backend has EAGLE-3 only"),
         **dict.fromkeys(("medusa", "lookahead"), "its PyTorch backend has none, engines built ahead only"),
         "mtp": OWN_MODULE_ONLY,
@@ -492,6 +498,7 @@ TRANSFORMERS = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle3", "eagle1", "hass", "p-eagle"), "its generate has no EAGLE"),
         "medusa": "its generate has no Medusa",
         "mtp": OWN_MODULE_ONLY,
@@ -507,6 +514,7 @@ OPENVINO = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "p-eagle": "it drafts a token at a time",
         "medusa": "it has no Medusa",
@@ -525,6 +533,7 @@ SPECULATORS = Profile(
     },
     unsupported={
         **NOWHERE,
+        "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 and P-EAGLE"),
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,

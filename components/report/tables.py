@@ -13,7 +13,13 @@ from components.policy import Gate, MeasuredArm, RankedDrafter, WeightsCost, Win
 from components.rows import ALL, DepthChoice, DepthEval, Drift, EngineComparison, PairedComparison, QualityFlag
 from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
-_METHOD_TITLES: Final = {"eagle1": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "ngram": "prompt lookup"}
+_METHOD_TITLES: Final = {
+    "eagle1": "EAGLE",
+    "eagle3": "EAGLE-3",
+    "mtp": "MTP",
+    "ngram": "prompt lookup",
+    "suffix": "suffix decoding",
+}
 
 
 def depth_table(evals: Sequence[DepthEval], chosen_depth: int | None = None) -> Table:

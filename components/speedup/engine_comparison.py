@@ -35,7 +35,7 @@ from components.rows import (
 from components.speedup.measured import al_replayed
 from components.speedup.prediction.replay import replay
 
-_OF_ANY_LENGTH: Final = ("ngram", "lookahead")
+_OF_ANY_LENGTH: Final = ("ngram", "lookahead", "suffix")
 """Methods that draft what they find, up to the depth; implementations search elsewhere, so only texts are compared."""
 
 

@@ -4,9 +4,10 @@
 "draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...}.
 `model.safetensors`: the drafter's own tensors, float32, under the names that engines know (see each method), and
   d2t int64 [N] (target id = i + d2t[i]) and t2d bool [V].
-A method without training has the first file alone, with "trained": false. A drafter whose weights were rounded
-(drafts.quantise_draft) has "storage" and "quantised_from", and its tensors are those of quantisation.py; the readers
-here dequantise them.
+A method without training has the first file alone, with "trained": false; with "cached_answers" also
+`answers.safetensors`: ids int32 [N] of earlier answers, one after the other, and lengths int64 of each. A drafter whose
+weights were rounded (drafts.quantise_draft) has "storage" and "quantised_from", and its tensors are those of
+quantisation.py; the readers here dequantise them.
 Opening checks names and shapes exactly: an engine that loads what fits and leaves the rest random is the usual way to
 lose acceptance silently.
 """
@@ -14,7 +15,7 @@ lose acceptance silently.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -24,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from components.contract import Draft, Target, UserError
-from components.drafts.interface import AbstractDraft, Drafter, UntrainedRecord
+from components.drafts.interface import AbstractDraft, CopiesAnswers, Drafter, UntrainedRecord
 from components.drafts.network.vocabulary import ids_of, membership_of, offsets_of
 from components.drafts.settings import Settings, require_method, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
@@ -38,6 +39,7 @@ from components.weight_format import Storage
 
 FORMAT = 1
 VOCABULARY_TENSORS = ("d2t", "t2d")
+ANSWERS_FILE = "answers.safetensors"
 
 
 class TargetSizes(TypedDict):
@@ -52,8 +54,8 @@ class TargetSizes(TypedDict):
 class DraftRecord(TypedDict):
     """draft.json.
 
-    settings: what `build` takes. num_steps: trained depth. trained: absent where it is. storage, quantised_from: of a
-    drafter whose weights were rounded.
+    settings: what `build` takes. num_steps: trained depth. trained: absent where it is. cached_answers: earlier answers
+    that it copies from. storage, quantised_from: of a drafter whose weights were rounded.
     """
 
     format: int
@@ -66,6 +68,7 @@ class DraftRecord(TypedDict):
     num_parameters: int
     target_key: NotRequired[str]
     trained: NotRequired[bool]
+    cached_answers: NotRequired[int]
     storage: NotRequired[JsonObject]
     quantised_from: NotRequired[str]
     held_out_al: NotRequired[float | None]
@@ -121,8 +124,13 @@ def write_record(directory: Path, record: Mapping[str, Any]) -> None:
     (directory / "draft.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def save_untrained(directory: Path, method: str, settings: Settings, target: Target) -> dict[str, Any]:
-    """Write draft.json, the only file of a method without training, and return its facts. Reads no weight."""
+def save_untrained(
+    directory: Path, method: str, settings: Settings, target: Target, answers: Sequence[Tensor] = ()
+) -> dict[str, Any]:
+    """Write the files of a method without training and return its facts. Reads no weight.
+
+    answers: token ids of earlier answers, for a method that copies from them.
+    """
 
     shape = target_facts(target)["shape"]
     record: UntrainedRecord = method_class(method).untrained_record(target, settings)
@@ -134,7 +142,11 @@ def save_untrained(directory: Path, method: str, settings: Settings, target: Tar
         "draft_vocab_size": shape["vocab_size"],
         "num_parameters": record.num_parameters,
         "trained": False,
+        **({"cached_answers": len(answers)} if answers else {}),
     }
+    if answers:
+        lengths = torch.tensor([len(ids) for ids in answers])
+        save_file({"ids": torch.cat(list(answers)).int(), "lengths": lengths}, directory / ANSWERS_FILE)
     sizes = {name: shape[name] for name in ("hidden_size", "vocab_size", "num_layers")}
     settings_record = record.settings.model_dump(mode="json")
     write_record(
@@ -222,6 +234,9 @@ def open_draft(
         untrained: Drafter = build_draft(record["method"], target, record["settings"], every_token)
         if isinstance(untrained, AbstractDraft):
             untrained.prepare_decoding(dtype, kernel)
+        if record.get("cached_answers"):
+            assert isinstance(untrained, CopiesAnswers)
+            untrained.remember(_read_answers(draft.path, target.shape.vocab_size))
         return untrained
     draft_ids = pop_vocabulary(draft.path, tensors, target.shape.vocab_size)
     try:
@@ -234,6 +249,20 @@ def open_draft(
     network.eval().requires_grad_(False)
     network.prepare_decoding(dtype, kernel)
     return network
+
+
+def _read_answers(directory: Path, vocab_size: int) -> list[list[int]]:
+    """The earlier answers of a method without training; raises UserError where they are not tokens of the target."""
+    file = directory / ANSWERS_FILE
+    read_header(file, str(file))
+    tensors = load_file(file)
+    if not {"ids", "lengths"} <= tensors.keys():
+        raise UserError(f"{file}: no tensors 'ids' and 'lengths'; make the drafter again")
+    ids, lengths = tensors["ids"].long(), tensors["lengths"].long()
+    whole = ids.ndim == lengths.ndim == 1 and bool((lengths > 0).all()) and int(lengths.sum()) == ids.numel()
+    if not whole or not bool(((ids >= 0) & (ids < vocab_size)).all()):
+        raise UserError(f"{file}: not answers in the target's {vocab_size} tokens; make the drafter again")
+    return [answer.tolist() for answer in ids.split(lengths.tolist())]
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -28,6 +28,7 @@ from components.drafts.network.vocabulary import (
 )
 from components.drafts.settings import (
     Settings,
+    SuffixSettings,
     Trained,
     resolve_settings,
     settings_of_method,
@@ -309,7 +310,7 @@ def train_draft(
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
     method_settings = settings_of_method(method, settings)
     if not method_settings.trained:
-        return _untrained_draft(target, start_from, method, method_settings, ctx)
+        return _untrained_draft(target, features, start_from, method, method_settings, ctx)
     if features is None:
         raise UserError(f"train_draft: method {method} is trained: wire data.record_features into `features`")
 
@@ -332,10 +333,35 @@ def train_draft(
 
 
 def _untrained_draft(
-    target: Target, start_from: Draft | None, method: str, method_settings: Settings, ctx: Context
+    target: Target,
+    features: Features | None,
+    start_from: Draft | None,
+    method: str,
+    method_settings: Settings,
+    ctx: Context,
 ) -> Draft:
     """Make the Draft of a method without training."""
 
     if start_from is not None:
         raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
-    return Draft.of_step(ctx, save_untrained(ctx.out, method, resolve_settings(method_settings, ctx.seed), target))
+    answers: list[Tensor] = []
+    if isinstance(method_settings, SuffixSettings) and method_settings.cached_tokens:
+        answers = _latest_answers(target, features, method_settings.cached_tokens)
+        ctx.note(f"{method}: {sum(map(len, answers)):,} tokens of {len(answers)} answers to copy from")
+    settings = resolve_settings(method_settings, ctx.seed)
+    return Draft.of_step(ctx, save_untrained(ctx.out, method, settings, target, answers))
+
+
+def _latest_answers(target: Target, features: Features | None, max_tokens: int) -> list[Tensor]:
+    """The last training answers that together have at most `max_tokens` tokens, int64 each, in stored order."""
+    if features is None:
+        raise UserError("train_draft: cached_tokens needs answers: wire data.record_features into `features`")
+    data = open_features(features)
+    _check_fit(target, data)
+    rows, total = list[FeatureRow](), 0
+    for row in reversed(data.rows("train")):
+        total += row.num_answer_tokens
+        if total > max_tokens:
+            break
+        rows.append(row)
+    return [data.answer_ids(row) for row in reversed(rows) if row.num_answer_tokens]

@@ -15,7 +15,7 @@ from components.rows import AcceptanceMap, read_rows
 from components.speedup.prediction.replay import replay
 from components.targets.interface import AbstractTarget
 
-UNTRAINED = ("ngram", "lookahead")
+UNTRAINED = ("ngram", "lookahead", "suffix")
 SETTINGS = {"lookahead": {"window": 3, "pool_from_text": True}}
 
 

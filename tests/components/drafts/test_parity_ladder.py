@@ -23,6 +23,7 @@ from torch import Tensor
 from without_cache import (
     Guess,
     accepted_in_each_round,
+    guess_by_counting,
     guess_by_lookup,
     guess_by_training_graph,
     lookahead_accepted_in_each_round,
@@ -54,12 +55,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "p-eagle": {"parallel_depth": 7, "num_layers": 2, "kept_share": 1.0},
     "lookahead": {"window": 4, "ngram_size": DEPTH + 1, "max_guesses": 3},
 }
-WITHOUT_FORMAT = ("lookahead", "mtp-parallel", "ngram")
+WITHOUT_FORMAT = ("lookahead", "mtp-parallel", "ngram", "suffix")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
 CHAINS = [name for name in METHODS if name != "lookahead"]
 """Methods whose guesses depend on the text alone; lookahead's depend on the passes before, and are greedy only."""
-BRANCHING = [name for name in METHODS if name not in ("lookahead", "ngram")]
+BRANCHING = [name for name in METHODS if name not in ("lookahead", "ngram", "suffix")]
 """Methods whose guesses branch: all that say distributions."""
 SHAPES: list[TreeShape] = [StaticShape.branching([2, 2, 1]), DynamicShape(depth=3, top_k=2, budget=6)]
 MOST_STEPS = 150
@@ -253,9 +254,13 @@ def test_a_batch_is_decoded_as_each_alone(method: str) -> None:
 @pytest.mark.parametrize("method", CHAINS)
 def test_a_noisy_drafter_is_accepted_as_a_reference_without_any_cache_says(method: str) -> None:
     drafter = proposer(method, noise=0.7 if method == "medusa" else 0.3)  # hard targets leave wide margins
-    guess: Guess = (
-        guess_by_lookup(drafter.max_ngram) if method == "ngram" else guess_by_training_graph(drafter, learnable().model)
-    )
+    guess: Guess
+    if method == "ngram":
+        guess = guess_by_lookup(drafter.max_ngram)
+    elif method == "suffix":
+        guess = guess_by_counting(drafter.settings)
+    else:
+        guess = guess_by_training_graph(drafter, learnable().model)
     depth, wanted = depth_of(drafter), 40
     run = decode(learnable().target, drafter, PROMPT, max_new_tokens=wanted, depth=depth, ignore_eos=True)
     expected = accepted_in_each_round(learnable().model, guess, PROMPT, wanted, depth)

@@ -7,12 +7,13 @@ components/decoding or with a drafter's decoding path, so equal rounds mean that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.settings import SuffixSettings
 
 Guess = Callable[[list[int], int], list[int]]
 """(x_0 .. x_n, depth) -> guesses for x_{n+1}, ..."""
@@ -95,6 +96,54 @@ def lookahead_accepted_in_each_round(
         ids += new
         state.advance(picks, kept[-1])
     return kept
+
+
+class Counted(NamedTuple):
+    """What followed a suffix most often. expected: sum of the estimated probabilities that its first j are right."""
+
+    tokens: list[int]
+    expected: float
+    match: int
+
+
+def copy_by_counting(text: list[int], earlier: list[list[int]], settings: SuffixSettings) -> Counted:
+    """Suffix decoding by searching: every suffix of the text in the text itself, then in the earlier answers."""
+    best = Counted([], 0.0, 0)
+    for sources in ([text], earlier):
+        found = [
+            _continue_by_counting(text, sources, match, settings)
+            for match in range(min(settings.max_tree_depth - settings.max_draft_tokens, len(text)), 0, -1)
+        ]
+        longest_of_best = max(found, key=lambda one: one.expected, default=best)
+        best = longest_of_best if longest_of_best.expected > best.expected else best
+    return best
+
+
+def _continue_by_counting(text: list[int], sources: list[list[int]], match: int, settings: SuffixSettings) -> Counted:
+    string, tokens, share, expected = text[-match:], list[int](), 1.0, 0.0
+    while len(tokens) < min(int(settings.max_spec_factor * match + 1e-6), settings.max_draft_tokens):
+        following, before = dict[int, tuple[int, int]](), 0  # token -> times, and the latest of them
+        for source in sources:
+            for place in range(len(string), len(source)):
+                if source[place - len(string) : place] == string:
+                    times, _ = following.get(source[place], (0, 0))
+                    following[source[place]] = times + 1, before + place
+            before += len(source)
+        if not following:
+            break
+        token = max(following, key=lambda one: following[one])
+        share *= following[token][0] / sum(times for times, _ in following.values())
+        if share < settings.min_token_prob:
+            break
+        tokens.append(token)
+        string = [*string, token]
+        expected += share
+    return Counted(tokens, expected, match)
+
+
+def guess_by_counting(settings: SuffixSettings) -> Guess:
+    """Suffix decoding over the request's own text; a drafter never sees x_0."""
+    return lambda ids, depth: copy_by_counting(ids[1:], [], settings).tokens[:depth]
 
 
 def guess_by_lookup(max_ngram: int) -> Guess:

@@ -30,6 +30,18 @@ def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:
             {"min_ngram": 2, "max_ngram": 4},
             ['"prompt_lookup_max": 4', "NGRAM", "prompt_lookup_num_tokens=3"],
         ),
+        (
+            "suffix",
+            {},
+            {"max_tree_depth": 48, "max_spec_factor": 2.0, "min_token_prob": 0.2, "cached_tokens": 0},
+            [
+                '"method": "suffix"',
+                '"suffix_decoding_max_tree_depth": 48',
+                '"suffix_decoding_max_spec_factor": 2.0',
+                '"suffix_decoding_min_token_prob": 0.2',
+                '"suffix_decoding_max_cached_requests": 0',
+            ],
+        ),
         ("lookahead", {}, {}, ["draftsmith generate"]),
         ("p-eagle", {"speculators": "speculators"}, {}, ['"parallel_drafting": true', '"method": "eagle3"']),
         (

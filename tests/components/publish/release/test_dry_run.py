@@ -36,7 +36,7 @@ def tried(target: Target, folder: Path, **settings: Any) -> tuple[Page, list[str
 def test_every_method_that_an_engine_serves_goes_out_comes_back_and_changes_no_token(
     target: Target, tmp_path: Path
 ) -> None:
-    methods = ["eagle3", "p-eagle", "eagle1", "medusa", "mtp", "draft-model", "ngram"]
+    methods = ["eagle3", "p-eagle", "eagle1", "medusa", "mtp", "draft-model", "ngram", "suffix"]
     made, _ = tried(target, tmp_path, methods=methods, settings=SETTINGS, engines=["vllm"], draft_vocab_size=48)
     assert json.loads((made.path / "tried.json").read_text())["tried"] == {
         "eagle3": ["eagle3"],
@@ -46,6 +46,7 @@ def test_every_method_that_an_engine_serves_goes_out_comes_back_and_changes_no_t
         "mtp": ["mimo"],
         "draft-model": ["causal-lm"],
         "ngram": [],
+        "suffix": [],
     }
     assert not any((tmp_path / "scratch").iterdir()), "nothing of it is kept"
 
