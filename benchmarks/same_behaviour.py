@@ -28,6 +28,8 @@ from typing import Any
 from benchmarks.record import write_record
 
 PARAMS = {"train_steps": 60, "num_prompts": 96, "num_test_prompts": 8, "cost_seconds": 5, "measure_seconds": 10}
+CHATS = {"english": "alpaca_en.json", "chinese": "alpaca_zh.json"}
+MIXES = {"target_steps": 60, "target_width": 96, "num_prompts": 96, "num_test_prompts": 16, "train_steps": 40}
 NOT_MEASURING = ("data.", "drafts.", "targets.")
 REMADE = ("depth", "verdict", "release", "report")
 WRONG = (
@@ -106,8 +108,11 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
 
 
-def made_by_running(trees: tuple[Path, Path], homes: tuple[Path, Path], pipeline: str, *words: str) -> dict[str, Any]:
+def made_by_running(
+    trees: tuple[Path, Path], homes: tuple[Path, Path], pipeline: str, params: Mapping[str, Any], *words: str
+) -> dict[str, Any]:
     """Run a pipeline in both trees and compare what its steps wrote that measure nothing."""
+    words = (*words, *(word for name, value in params.items() for word in ("-p", f"{name}={value}")))
     for tree, home in zip(trees, homes, strict=True):
         done = draftsmith(tree, home, "run", pipeline, "--direct", *words)
         assert done.returncode == 0, done.stdout[-800:] + done.stderr[-800:]
@@ -188,8 +193,12 @@ def main() -> None:
     trees = (Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
     with tempfile.TemporaryDirectory() as folder:
         homes = (Path(folder) / "old", Path(folder) / "new")
-        words = [word for name, value in PARAMS.items() for word in ("-p", f"{name}={value}")]
-        parts: dict[str, Any] = {"quickstart": made_by_running(trees, homes, "quickstart", *words)}
+        parts: dict[str, Any] = {}
+        if len(sys.argv) > 3:
+            chats = {name: Path(sys.argv[3]).resolve() / file for name, file in CHATS.items()}
+            mixed = (Path(folder) / "old-mixed", Path(folder) / "new-mixed")
+            parts["eaglechat-mini"] = made_by_running(trees, mixed, "eaglechat-mini", chats | MIXES, "--to", "draft")
+        parts["quickstart"] = made_by_running(trees, homes, "quickstart", PARAMS)
         parts["of the same measurements"] = made_of_the_same(trees, homes[0], Path(folder) / "remade")
         parts |= said_alike(trees, homes)
     for part, found in parts.items():
