@@ -80,8 +80,12 @@ class EagleBlock(DistilledBlock):
     """Epsilon of its norms; 0: the target's."""
     rope_theta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Base of its rotary positions; 0: the target's."""
-    rope_scaling: dict[str, int | float | str] = {}
-    """Scaling of its rotary positions, as Hugging Face's configs have it: of rope_type linear or llama3; {}: none."""
+    rope_scaling: dict[str, bool | int | float | str] = {}
+    """Scaling of its rotary positions, as Hugging Face's configs have it: of rope_type linear, llama3 or yarn."""
+    qk_norm: bool = False
+    """Every head's query and key have an RMSNorm before they are rotated, as in Qwen3's blocks."""
+    own_embedding: bool = False
+    """It reads a token embedding of its own, which training leaves as it is, instead of the target's."""
 
     @model_validator(mode="after")
     def _block_can_be_built(self) -> Self:
@@ -97,7 +101,8 @@ class EagleBlock(DistilledBlock):
     def own_block(self) -> dict[str, Any]:
         """The fields of its block that are not the target's."""
         sizes = {name: getattr(self, name) for name in OWN_SIZES if getattr(self, name)}
-        return sizes | ({"rope_scaling": tuple(sorted(self.rope_scaling.items()))} if self.rope_scaling else {})
+        scaling = {"rope_scaling": tuple(sorted(self.rope_scaling.items()))} if self.rope_scaling else {}
+        return sizes | scaling | ({"qk_norm": True} if self.qk_norm else {})
 
 
 OWN_SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
@@ -105,23 +110,31 @@ OWN_SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm
 ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
 }
 """Kinds of rotary scaling that drafters here can have, and the numbers that each needs."""
+YARN_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that a yarn scaling may have; it may also say `truncate`."""
 
 
-def rope_scaling_fault(scaling: Mapping[str, int | float | str]) -> str:
+def rope_scaling_fault(scaling: Mapping[str, Any]) -> str:
     """What is wrong with a rotary scaling, in one clause; "" where a drafter here can have it, or there is none."""
     if not scaling:
         return ""
     kind = str(scaling.get("rope_type"))
     if kind not in ROPE_NUMBERS:
         return f"rope_scaling is of rope_type {kind:.40}; drafters here have {' or '.join(ROPE_NUMBERS)}"
-    for name in ROPE_NUMBERS[kind]:
+    optional = [name for name in YARN_NUMBERS if kind == "yarn" and scaling.get(name) is not None]
+    for name in (*ROPE_NUMBERS[kind], *optional):
         value = scaling.get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        least = 0 if name in ("mscale", "mscale_all_dim") else 1e-9
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < float("inf"):
             return f"rope_scaling: {name} is {value!r:.40}, must be a positive number"
-    if unknown := sorted(scaling.keys() - {"rope_type", *ROPE_NUMBERS[kind]}):
+    known = {"rope_type", *ROPE_NUMBERS[kind], *((*YARN_NUMBERS, "truncate") if kind == "yarn" else ())}
+    if unknown := sorted(scaling.keys() - known):
         return f"rope_scaling: {unknown[0]!r:.40} means nothing for {kind}"
+    if not isinstance(scaling.get("truncate", True), bool):
+        return f"rope_scaling: truncate is {scaling['truncate']!r:.40}, must be true or false"
     if kind == "llama3" and scaling["low_freq_factor"] == scaling["high_freq_factor"]:
         return "rope_scaling: low_freq_factor and high_freq_factor are equal"
     return ""

@@ -106,6 +106,7 @@ class Profile:
     dtypes:        those of a drafter's weights that it loads.
     few_bits:      how it loads weights that were quantised here; None: not at all.
     architectures: targets whose layers it can tap for EAGLE-3 (reads_taps); () for any, or where it is not known.
+    own_parts:     what only imported drafters have (OWN_PARTS) that it reads; it passes over the others.
     """
 
     title: str
@@ -121,12 +122,18 @@ class Profile:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     few_bits: FewBits | None = None
     architectures: tuple[str, ...] = ()
+    own_parts: frozenset[str] = frozenset()
 
 
 UNKNOWN = "unknown"
 SAID = {OWN_MTP: "mtp with start: own", GIVEN_MODEL: "a given draft model"}
 NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
 """Config flags of EAGLE-3's norms, off by default. The first two are EAGLE-3.1's."""
+OWN_PARTS = {
+    "own_embedding": "gives every drafter the target's embedding, and this one has its own",
+    "qk_norm": "has no norms of queries and keys in a drafter's block",
+}
+"""Setting of an imported drafter -> why an engine does not serve it that does not read it, one clause."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
@@ -222,6 +229,9 @@ def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Settin
         )
     elif dropped:
         yield f"{profile.title} drops {' and '.join(dropped)} without a word: leave {engine} out of engines"
+    for name, reason in OWN_PARTS.items():
+        if settings.get(name) and name not in profile.own_parts:
+            yield f"{profile.title} {reason}: leave {engine} out of engines"
     layers = settings.get("num_layers", 1)
     if profile.max_layers is not None and layers > profile.max_layers:
         yield (
@@ -380,6 +390,7 @@ VLLM = Profile(
         },
     ),
     architectures=VLLM_TAPPABLE,
+    own_parts=frozenset({"own_embedding"}),  # llm_base_proposer.py shares the target's where the copy is equal
 )
 
 SGLANG = Profile(
@@ -445,6 +456,7 @@ LLAMA_CPP = Profile(
         remarks={"int8": "llama.cpp holds int8 as Q8_0, bit for bit; it rounds activations too: some rounds differ"},
     ),
     architectures=LLAMA_CPP_TAPPABLE,
+    own_parts=frozenset({"own_embedding"}),  # its graph prefers the drafter's tok_embd
 )
 
 MNN = Profile(
@@ -541,6 +553,7 @@ SPECULATORS = Profile(
     },
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top",),
+    own_parts=frozenset(OWN_PARTS),
 )
 
 PROFILES: dict[str, Profile] = {

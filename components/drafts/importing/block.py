@@ -19,13 +19,19 @@ DEFAULT_THETA = 10000.0
 DEFAULT_EPS = 1e-6
 LARGEST = 2**31
 LLAMA_TYPES = ("llama",)
+EAGLE_TYPES = ("llama", "qwen3")
+"""Kinds of block that drafters of the EAGLE family have here; Qwen3's is Llama's with norms of queries and keys."""
+DEFAULTS: dict[str, dict[str, int]] = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
+"""Sizes that an absent field of a kind's config means, where they are not Llama's."""
+PLAIN = ("default", "mrope")
+"""Kinds of rotary positions that rotate a text by rope_theta alone; mrope splits the positions of images."""
 
 
 @dataclass(frozen=True)
 class FoundBlock:
     """The sizes of a checkpoint's block. rope_scaling: as `rope_scaling_of` says it, "" for plain positions.
 
-    rope: what the config says of a scaling, {} for plain positions.
+    rope: what the config says of a scaling, {} for plain positions. qk_norm: every query and key has a norm.
     """
 
     hidden_size: int
@@ -40,6 +46,7 @@ class FoundBlock:
     rope_theta: float
     rope_scaling: str
     rope: JsonObject
+    qk_norm: bool = False
 
 
 def read_block(
@@ -54,7 +61,7 @@ def read_block(
     if kind not in model_types:
         faults.add(f"{at}model_type is {kind!r:.40}, whose block Draftsmith does not have; it has {model_types[0]}'s")
         return None
-    before = len(faults.found)
+    before, defaults = len(faults.found), DEFAULTS.get(kind, {})
     heads = _count(config, "num_attention_heads", at, faults)
     hidden = _count(config, "hidden_size", at, faults)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -69,14 +76,17 @@ def read_block(
         intermediate_size=_count(config, "intermediate_size", at, faults),
         num_layers=_count(config, "num_hidden_layers", at, faults, 1),
         num_attention_heads=heads,
-        num_key_value_heads=_count(config, "num_key_value_heads", at, faults, heads),
-        head_dim=_count(config, "head_dim", at, faults, hidden // max(1, heads)),
+        num_key_value_heads=_count(
+            config, "num_key_value_heads", at, faults, defaults.get("num_key_value_heads", heads)
+        ),
+        head_dim=_count(config, "head_dim", at, faults, defaults.get("head_dim", hidden // max(1, heads))),
         vocab_size=_count(config, "vocab_size", at, faults),
         max_position_embeddings=_count(config, "max_position_embeddings", at, faults, 2048),
         rms_norm_eps=_number(config.get("rms_norm_eps", DEFAULT_EPS), f"{at}rms_norm_eps", faults),
         rope_theta=_number(theta, f"{at}rope_theta", faults),
-        rope_scaling=rope_scaling_of(rope, config.get("partial_rotary_factor")),
-        rope=_scaling(rope),
+        rope_scaling=rope_scaling_of({**rope, **_kind_of(rope)}, config.get("partial_rotary_factor")),
+        rope=_scaling(rope, config),
+        qk_norm=kind == "qwen3",
     )
     if config.get("hidden_act", "silu") != "silu":
         faults.add(f"{at}hidden_act is {config['hidden_act']!r:.40}; the block here has silu")
@@ -110,6 +120,8 @@ def check_block(
 def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remarks: list[str]) -> JsonObject:
     """The settings of EagleBlock in which a block is not its target's, each a remark; a fault for what it cannot be."""
     own: JsonObject = {}
+    if block.qk_norm:
+        own["qk_norm"] = True
     for name in OWN_SIZES:
         mine, theirs = getattr(block, name), getattr(shape, name)
         if mine != theirs:
@@ -126,11 +138,29 @@ def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remark
     return own
 
 
-def _scaling(rope: JsonObject) -> JsonObject:
-    """A rotary scaling under today's names, without the base; {} for plain positions."""
+def _kind_of(rope: JsonObject) -> JsonObject:
+    """The kind of rotary positions under today's name; a kind that is plain for text becomes "default"."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    numbers = {name: value for name, value in rope.items() if name not in ("rope_theta", "type", "rope_type")}
-    return {} if kind == "default" else {"rope_type": kind, **numbers}
+    return {"rope_type": "default" if kind in PLAIN else kind}
+
+
+def _scaling(rope: JsonObject, config: JsonObject) -> JsonObject:
+    """A rotary scaling under today's names, without the base; {} for plain positions.
+
+    Of yarn what transformers fills in is written down: the length that the model knew, and the factor beyond it.
+    """
+    kind = _kind_of(rope)
+    if kind["rope_type"] == "default":
+        return {}
+    without = ("rope_theta", "type", "rope_type", "partial_rotary_factor")
+    scaling = kind | {name: value for name, value in rope.items() if name not in without and value is not None}
+    longest = config.get("max_position_embeddings")
+    if kind["rope_type"] == "yarn" and type(longest) is int:
+        scaling.setdefault("original_max_position_embeddings", longest)
+        known = scaling["original_max_position_embeddings"]
+        if type(known) is int and known > 0:
+            scaling.setdefault("factor", longest / known)
+    return scaling
 
 
 def _count(config: JsonObject, name: str, at: str, faults: Faults, default: int | None = None) -> int:

@@ -6,6 +6,8 @@ AngelSlim keep these names. speculators calls the layers `layers.{i}.*` and has 
 in both. SpecForge writes P-EAGLE's tensors beside flat Llama fields. Which norms there are is said by flags, and the
 tensors must agree with them.
 
+The embedding is the target's where the file has none or a copy of it; another one is the drafter's own and is kept.
+
 Taps: ids at top level count inputs of layers (id i is Hugging Face's hidden_states[i]), ids in `eagle_config` count
 outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3], which the features here hold.
 """
@@ -14,12 +16,10 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
-from torch import Tensor
-
-from components.drafts.importing.block import FoundBlock, check_block, read_block, read_own_block
+from components.drafts.importing.block import EAGLE_TYPES, FoundBlock, check_block, read_block, read_own_block
 from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
+from components.drafts.network.layers import rows_unlike
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.shape import TargetShape
@@ -59,7 +59,7 @@ class Eagle3Reader(AbstractReader):
 
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         imported = Imported("eagle3", {}, found.read(found.files))
-        block = read_block(found.config, faults)
+        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
         first = "midlayer." if any(name.startswith("midlayer.") for name in found.files) else "layers.0."
         _rename(imported, first, "midlayer.")
         _read_shared(found, block, target, imported, faults)
@@ -78,7 +78,8 @@ class PEagleReader(AbstractReader):
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         imported = Imported("p-eagle", {}, found.read(found.files))
         _read_mask(found, imported, faults)
-        _read_shared(found, read_block(found.config, faults), target, imported, faults)
+        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
+        _read_shared(found, block, target, imported, faults)
         return imported
 
 
@@ -101,7 +102,7 @@ class SpeculatorsReader(AbstractReader):
             faults.raise_any()
         assert isinstance(section, dict)
         imported = Imported("eagle3" if kind == "eagle3" else "p-eagle", {}, found.read(found.files))
-        block = read_block(section, faults, where=SECTION)
+        block = read_block(section, faults, where=SECTION, model_types=EAGLE_TYPES)
         if kind == "eagle3":
             _rename(imported, "layers.0.", "midlayer.")
         else:
@@ -139,7 +140,7 @@ def _read_shared(
             f" each of the target's {shape.vocab_size} tokens"
         )
     mask_token = found.config.get("mask_token_id") if imported.method == "p-eagle" else None
-    check_embedding(tensors.pop("embed_tokens.weight", None), target, faults, but=mask_token)
+    read_embedding(imported, target, faults, but=mask_token)
     pop_zero_biases(tensors, (), imported, faults)
     _read_norms(found.config, imported, faults)
     _check_taps(found.config, shape, faults)
@@ -157,25 +158,27 @@ def _read_shared(
         imported.settings["num_layers"] = block.num_layers
 
 
-def check_embedding(own: Tensor | None, target: AbstractTarget, faults: Faults, but: int | None = None) -> None:
-    """A copy of the target's embedding needs no place; one of its own has none here. but: a row that is another's."""
+def read_embedding(imported: Imported, target: AbstractTarget, faults: Faults, but: int | None = None) -> None:
+    """Leave a copy of the target's embedding out; one of the drafter's own stays, and is said. but: a mask's row."""
+    own = imported.tensors.get("embed_tokens.weight")
     if own is None:
         return
     shared = target.embedding
-    if own.shape != shared.shape:
+    if own.shape != shared.shape or not own.is_floating_point():
         faults.add(f"embed_tokens.weight is {list(own.shape)}, the target's is {list(shared.shape)}")
+        del imported.tensors["embed_tokens.weight"]
         return
-    own, shared = own.to(shared.device).float(), shared.float()
-    # The copy may be rounded: to half precision, before or beside weights in few bits.
-    copies = (shared, *(shared.to(dtype).float() for dtype in (torch.bfloat16, torch.float16)))
-    differs = torch.stack([(own - copy).abs().amax(1) for copy in copies]).amin(0)
+    differs = rows_unlike(own, shared)
     if but is not None and 0 <= but < len(differs):
         differs[but] = 0.0
-    if rows := int(differs.count_nonzero()):
-        faults.add(
-            f"embed_tokens.weight is its own ({rows} of {len(differs)} rows differ from the target's, by"
-            f" {float(differs.max()):.2g} at most), and drafters here read the target's"
-        )
+    if not bool(differs.count_nonzero()):
+        del imported.tensors["embed_tokens.weight"]
+        return
+    imported.settings["own_embedding"] = True
+    imported.remarks.append(
+        f"embed_tokens.weight is its own ({int(differs.count_nonzero())} of {len(differs)} rows differ from the"
+        f" target's, by {float(differs.max()):.2g} at most): kept, and not trained further"
+    )
 
 
 def _read_norms(config: JsonObject, imported: Imported, faults: Faults) -> None:

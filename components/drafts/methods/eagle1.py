@@ -46,9 +46,11 @@ from components.drafts.network.cached_block import CachedBlock, TokenTable, line
 from components.drafts.network.layers import (
     AttentionProjections,
     BlockShape,
+    OwnEmbedding,
     RmsNorm,
     SwiGlu,
     embedded,
+    embedding_of,
     head_rows,
     initialise,
     norm_weight_of,
@@ -111,6 +113,7 @@ class FeatureDraft(OneBlockDraft):
         self.token_scale = token_scale_of(target)
         self.fc = nn.Linear(2 * self.shape.hidden_size, self.shape.hidden_size, bias=settings.fc_bias)
         self.layers = nn.ModuleList([FeatureLayer(self.shape)])
+        self.embed_tokens = OwnEmbedding(target) if settings.own_embedding else None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: Eagle1Settings, draft_ids: Tensor) -> Self:
@@ -138,7 +141,8 @@ class FeatureDraft(OneBlockDraft):
 
     def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """As OneBlockDraft: the embedding first, then the feature."""
-        joined = self.fc(torch.cat((embedded(self.target, tokens) * self.token_scale, hidden), -1)).float()
+        tokens_in = embedded(self.target, tokens, self.embed_tokens) * self.token_scale
+        joined = self.fc(torch.cat((tokens_in, hidden), -1)).float()
         return joined, joined
 
     def next_step_input(self, output: Tensor) -> Tensor:
@@ -185,9 +189,8 @@ class FeatureDraft(OneBlockDraft):
         # Rows of q, k, v first, then x itself, which is the residual.
         fused = torch.cat((block.qkv_weight @ fuse, fuse))
         fused_bias = torch.cat((block.qkv_weight @ bias, bias))
-        token_part = TokenTable(
-            self.target.embedding, None, fused[:, :hidden_size] * self.token_scale, dtype, fused_bias
-        )
+        table = embedding_of(self.target, self.embed_tokens)
+        token_part = TokenTable(table, None, fused[:, :hidden_size] * self.token_scale, dtype, fused_bias)
         feature_part = linear_kernel(fused[:, hidden_size:].to(dtype))
         head = linear_kernel(self.pruned_head.to(dtype))
         self.kernel = lay_out([feature_part, *block.linears, head], kernel)

@@ -34,9 +34,11 @@ from components.drafts.network.layers import (
     INIT_STD,
     AttentionProjections,
     BlockShape,
+    OwnEmbedding,
     RmsNorm,
     SwiGlu,
     embedded,
+    embedding_of,
     head_rows,
     initialise,
     norm_weight_of,
@@ -93,6 +95,7 @@ class Eagle3(OneBlockDraft):
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if settings.fc_norm else None
         self.input_norm = RmsNorm(NUM_TAPS * hidden, eps) if settings.norm_before_fc else None
+        self.embed_tokens = OwnEmbedding(target) if settings.own_embedding else None
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: Eagle3Settings, draft_ids: Tensor) -> Eagle3:
@@ -133,7 +136,7 @@ class Eagle3(OneBlockDraft):
 
     def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """As OneBlockDraft: the residual is the hidden state, un-normed unless norm_before_residual is on."""
-        inputs = self.midlayer.attention_input(embedded(self.target, tokens), hidden)
+        inputs = self.midlayer.attention_input(embedded(self.target, tokens, self.embed_tokens), hidden)
         return inputs, inputs[..., self.shape.hidden_size :] if self.norm_before_residual else hidden
 
     def next_step_input(self, output: Tensor) -> Tensor:
@@ -154,7 +157,8 @@ class Eagle3(OneBlockDraft):
         layer, hidden_size = self.midlayer, self.shape.hidden_size
         block = CachedBlock(self.shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
         unit_norm = block.norm
-        token_part = TokenTable(self.target.embedding, layer.input_layernorm, block.qkv_weight[:, :hidden_size], dtype)
+        table = embedding_of(self.target, self.embed_tokens)
+        token_part = TokenTable(table, layer.input_layernorm, block.qkv_weight[:, :hidden_size], dtype)
         hidden_part = linear_kernel(unit_norm.folded(block.qkv_weight[:, hidden_size:], layer.hidden_norm).to(dtype))
         head = linear_kernel(unit_norm.folded(self.lm_head.weight, self.norm).to(dtype))
         last_norm = (self.norm.weight.detach() * unit_norm.scale).to(dtype)

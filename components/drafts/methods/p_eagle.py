@@ -45,10 +45,12 @@ from components.drafts.network.layers import (
     BlockShape,
     CausalMask,
     LlamaLayer,
+    OwnEmbedding,
     RmsNorm,
     Rope,
     attend_visible,
     embedded,
+    embedding_of,
     finish_block,
     head_rows,
     initialise,
@@ -106,6 +108,7 @@ class PEagle(DepthDraft[Decoder]):
         self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(settings.num_layers - 1))])
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
+        self.embed_tokens = OwnEmbedding(target) if settings.own_embedding else None
         self.mask_token = nn.Parameter(torch.zeros(hidden))
         self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
 
@@ -186,7 +189,7 @@ class PEagle(DepthDraft[Decoder]):
         causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
         columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]
         masked = self.fc(self.mask_hidden).float().expand(len(rows), sum(widths[1:]), -1)
-        column_inputs = self.first_layer.attention_input(embedded(self.target, next_ids), columns)
+        column_inputs = self.first_layer.attention_input(embedded(self.target, next_ids, self.embed_tokens), columns)
         masked_inputs = self.first_layer.attention_input(self.mask_token.expand_as(masked), masked)
         for layer in self.all_layers:
             if isinstance(layer, LlamaLayer):
@@ -208,13 +211,14 @@ class PEagle(DepthDraft[Decoder]):
             for layer in self.all_layers
         ]
         unit_norm, weight = blocks[0].norm, blocks[0].qkv_weight
+        table = embedding_of(self.target, self.embed_tokens)
         with torch.no_grad():
             masked = self.fc(self.mask_hidden)[None]
             masked_qkv = F.linear(first.attention_input(self.mask_token[None], masked), weight)
         later_parts = zip(self.later_layers, blocks[1:], strict=True)
         decoder = Decoder(
             fuse=linear_kernel(self.fc.weight.detach().to(dtype)),
-            token_part=TokenTable(self.target.embedding, first.input_layernorm, weight[:, :hidden_size], dtype),
+            token_part=TokenTable(table, first.input_layernorm, weight[:, :hidden_size], dtype),
             hidden_part=linear_kernel(unit_norm.folded(weight[:, hidden_size:], first.hidden_norm).to(dtype)),
             masked_qkv=masked_qkv.to(dtype),
             masked=masked.to(dtype),

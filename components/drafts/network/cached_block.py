@@ -21,7 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.drafts.network.layers import AttentionProjections, BlockShape, RmsNorm, SwiGlu, rope_frequencies
+from components.drafts.network.layers import (
+    AttentionProjections,
+    BlockShape,
+    RmsNorm,
+    SwiGlu,
+    rope_frequencies,
+    rope_size,
+)
 from components.targets.forward.linear import Linear
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
@@ -107,6 +114,7 @@ class CachedBlock:
         self.output = linear_kernel(attention.o_proj.weight.detach().to(dtype))
         self.gate_up = linear_kernel(self.norm.folded(gate_up, post_norm).to(dtype))
         self.down = linear_kernel(mlp.down_proj.weight.detach().to(dtype))
+        self.head_norms = self._head_norms(attention)
         self.rotations = self.masks = torch.empty(0)
 
     @property
@@ -118,7 +126,8 @@ class CachedBlock:
         """An empty cache of `capacity` rows; also makes the tables long enough."""
         if self.rotations.shape[0] < capacity:
             angles = torch.arange(capacity, device=self.device)[:, None] * rope_frequencies(self.shape, self.device)
-            self.rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)  # [capacity, 1, D / 2]
+            sizes = torch.full_like(angles, rope_size(self.shape))
+            self.rotations = torch.polar(sizes, angles).unsqueeze(1)  # [capacity, 1, D / 2]
             # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
             ahead = torch.arange(2 * capacity, device=self.device) - capacity
             hidden = ahead > torch.arange(FEW_ROWS, device=self.device)[:, None]
@@ -230,8 +239,10 @@ class CachedBlock:
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _rotate(self, rows: Tensor, rotations: Tensor) -> None:
-        """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]."""
+        """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]; queries and keys with norms have them first."""
         exact = rows if rows.dtype == torch.float32 else rows.float()
+        if self.head_norms is not None:
+            exact.copy_(F.rms_norm(exact, exact.shape[-1:], eps=self.shape.rms_norm_eps).mul_(self.head_norms))
         torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotations)
         if exact is not rows:
             rows.copy_(exact)
@@ -244,6 +255,14 @@ class CachedBlock:
             return self.masks[:num_rows, middle - start : middle - start + end]
         hidden = torch.ones(num_rows, end, dtype=torch.bool, device=self.device).triu_(start + 1)
         return torch.zeros(num_rows, end, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
+
+    def _head_norms(self, attention: AttentionProjections) -> Tensor | None:
+        """The norms' weights of every query and key, [A + G, D], in the order of rotary pairs; None without norms."""
+        if attention.q_norm is None or attention.k_norm is None:
+            return None
+        heads = [(attention.q_norm, self.shape.num_attention_heads), (attention.k_norm, self.shape.num_key_value_heads)]
+        weights = [self._interleave_pairs(norm.weight.detach().float()[:, None])[:, 0] for norm, _ in heads]
+        return torch.cat([weight.expand(count, -1) for weight, (_, count) in zip(weights, heads, strict=True)])
 
     def _interleave_pairs(self, weight: Tensor) -> Tensor:
         """Reorder the rows of a projection [heads * D, in] to (0, D/2, 1, D/2 + 1, ...) within every head."""

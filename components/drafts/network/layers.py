@@ -52,7 +52,8 @@ class BlockShape:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # entries of EagleBlock.rope_scaling; () for none
+    rope_scaling: tuple[tuple[str, bool | int | float | str], ...] = ()  # entries of EagleBlock.rope_scaling
+    qk_norm: bool = False  # an RMSNorm on every head's query and key
 
     @classmethod
     def of(
@@ -112,15 +113,19 @@ class AttentionProjections(nn.Module):
         self.k_proj = TrainingLinear(in_features, keys)
         self.v_proj = TrainingLinear(in_features, keys)
         self.o_proj = TrainingLinear(queries, shape.hidden_size)
+        self.q_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None
+        self.k_norm = RmsNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
         """[B, T, in] -> [B, A, T, D], rotated."""
-        return rope.rotate(self.q_proj(x).unflatten(-1, (self.shape.num_attention_heads, -1)).transpose(1, 2))
+        queries = self.q_proj(x).unflatten(-1, (self.shape.num_attention_heads, -1)).transpose(1, 2)
+        return rope.rotate(queries if self.q_norm is None else self.q_norm(queries))
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """[B, T, in] -> rotated keys and values, [B, G, T, D] each."""
         heads = (self.shape.num_key_value_heads, -1)
-        keys = rope.rotate(self.k_proj(x).unflatten(-1, heads).transpose(1, 2))
+        keys = self.k_proj(x).unflatten(-1, heads).transpose(1, 2)
+        keys = rope.rotate(keys if self.k_norm is None else self.k_norm(keys))
         return keys, self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
 
     def output(self, mixed: Tensor) -> Tensor:
@@ -215,7 +220,8 @@ class Rope:
 def rope_tables(shape: BlockShape, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sign-carrying sin of positions [...]: float32 [..., D] each."""
     angles = positions.float().unsqueeze(-1) * rope_frequencies(shape, positions.device)
-    cos, sin = angles.cos(), angles.sin()
+    size = rope_size(shape)
+    cos, sin = angles.cos() * size, angles.sin() * size
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
@@ -228,12 +234,50 @@ def rope_frequencies(shape: BlockShape, device: torch.device) -> Tensor:
     scaling: dict[str, Any] = dict(shape.rope_scaling)
     if scaling["rope_type"] == "linear":
         return frequencies / scaling["factor"]
+    if scaling["rope_type"] == "yarn":
+        return _yarn_frequencies(shape, scaling, frequencies)
     # llama3: pairs that turn less than low times within the original length are slowed down by the factor, those that
     # turn more than high times are kept, and between the two it is interpolated.
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scaling["factor"])
+
+
+def _yarn_frequencies(shape: BlockShape, scaling: Mapping[str, Any], frequencies: Tensor) -> Tensor:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2, "NTK-by-parts"): float32 [D / 2] -> [D / 2].
+
+    Pairs below the one that turns beta_fast times within the original length are kept, those above the one that turns
+    beta_slow times are slowed down by the factor, and between the two it is interpolated by the pair's number.
+    """
+    length, half = scaling["original_max_position_embeddings"], shape.head_dim // 2
+
+    def pair_of(turns: float) -> float:
+        return half * math.log(length / (turns * 2 * math.pi)) / math.log(shape.rope_theta)
+
+    low, high = pair_of(scaling.get("beta_fast") or 32.0), pair_of(scaling.get("beta_slow") or 1.0)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, shape.head_dim - 1)
+    high = high + 0.001 if low == high else high
+    pairs = torch.arange(half, dtype=torch.float32, device=frequencies.device)
+    slowed = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies / scaling["factor"] * slowed + frequencies * (1.0 - slowed)
+
+
+def rope_size(shape: BlockShape) -> float:
+    """The factor on rotated queries and keys: YaRN's attention factor; 1 for every other kind of positions."""
+    scaling: dict[str, Any] = dict(shape.rope_scaling)
+    if scaling.get("rope_type") != "yarn":
+        return 1.0
+    if (stated := scaling.get("attention_factor")) is not None:
+        return float(stated)
+
+    def size(scale: float) -> float:
+        return 1.0 if scaling["factor"] <= 1 else 0.1 * scale * math.log(scaling["factor"]) + 1.0
+
+    scale, scale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return size(scale) / size(scale_all) if scale and scale_all else size(1.0)
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
@@ -326,9 +370,45 @@ class CausalMask:
         return (self.positions == 0).expand(batch_size, -1)
 
 
-def embedded(target: AbstractTarget, ids: Tensor) -> Tensor:
-    """The target's frozen embedding of target ids: int64 [...] -> float32 [..., H]."""
-    return F.embedding(ids, target.embedding).float()
+@final
+class OwnEmbedding(nn.Module):
+    """A drafter's own token embedding, `weight` [V, H]: no parameter, so that training leaves it as it is.
+
+    It starts as the target's; drafters that bring one are read from elsewhere (components/drafts/importing).
+    """
+
+    weight: Tensor
+
+    def __init__(self, target: AbstractTarget) -> None:
+        super().__init__()
+        self.register_buffer("weight", target.embedding.detach().float().clone())
+
+
+ROWS_AT_ONCE = 8192
+"""Rows of two tables that are compared at once: a large model's in float32 would take gigabytes."""
+
+
+def rows_unlike(own: Tensor, shared: Tensor) -> Tensor:
+    """By how much each row of a table [V, H] differs from one that it may be a copy of: float32 [V], 0 for copies.
+
+    A copy may be rounded: to half precision, before or beside weights in few bits.
+    """
+    differs = []
+    for rows, there in zip(own.split(ROWS_AT_ONCE), shared.split(ROWS_AT_ONCE), strict=True):
+        ours, theirs = rows.to(there.device).float(), there.float()
+        copies = (theirs, *(theirs.to(dtype).float() for dtype in (torch.bfloat16, torch.float16)))
+        differs.append(torch.stack([(ours - copy).abs().amax(1) for copy in copies]).amin(0))
+    return torch.cat(differs)
+
+
+def embedding_of(target: AbstractTarget, own: OwnEmbedding | None) -> Tensor:
+    """The token embedding that a drafter reads, [V, H]: its own where it has one, else the target's."""
+    return target.embedding if own is None else own.weight
+
+
+def embedded(target: AbstractTarget, ids: Tensor, own: OwnEmbedding | None = None) -> Tensor:
+    """The frozen embedding of target ids, the target's unless there is an own one: int64 [...] -> float32 [..., H]."""
+    return F.embedding(ids, embedding_of(target, own)).float()
 
 
 def normed_state(target: AbstractTarget, last: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ from typing import final
 from components.contract import UserError
 from components.drafts.methods.eagle1 import token_scale_of
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
-from components.publish.formats.interface import DrafterState, Source, settings_of, without_vocabulary
+from components.publish.formats.interface import DrafterState, Source, own_embedding, settings_of, without_vocabulary
 from components.publish.formats.llama_block import (
     AbstractLlamaLayout,
     block_config,
     block_specs,
     own_block,
+    refuse_qk_norm,
     scaling_field,
 )
 
@@ -40,6 +41,7 @@ class Eagle1Layout(AbstractLlamaLayout):
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape = source.shape
+        refuse_qk_norm(drafter, self.format)
         config = {
             **self.names(),
             "architectures": [*self.architectures[:2]],
@@ -75,13 +77,13 @@ class Eagle1Layout(AbstractLlamaLayout):
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config, tensors = checkpoint.config, dict(checkpoint.tensors)
-        tensors.pop("embed_tokens.weight", None)
         fuse = tensors["fc.weight"].clone()
         fuse[:, : config["hidden_size"]] /= token_scale_of(source.loaded_target())
         settings = {
             "intermediate_size": config["intermediate_size"],
             "fc_bias": bool(tensors["fc.bias"].count_nonzero()),
             **own_block(config, source.shape, self.format),
+            **own_embedding(tensors, source),
         }
         if not settings["fc_bias"]:
             del tensors["fc.bias"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from components.contract import UserError
 from components.engines.profiles import NORM_FLAGS, Profile
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec, check_vocabulary
-from components.publish.formats.interface import DrafterState, Source
+from components.publish.formats.interface import DrafterState, Source, own_embedding
 from components.publish.formats.llama_block import (
     COUNT,
     AbstractLlamaLayout,
@@ -26,6 +26,7 @@ from components.publish.formats.llama_block import (
     block_specs,
     check_facts,
     own_block,
+    refuse_qk_norm,
     scaling_field,
 )
 from components.targets.shape import TargetShape
@@ -47,6 +48,7 @@ class Eagle3Layout(AbstractLlamaLayout):
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         """The drafter's tensor names already are the format's; only the config is made here."""
         shape, settings = source.shape, drafter.settings
+        refuse_qk_norm(drafter, self.format)
         config = {
             **self.names(),
             "target_hidden_size": shape.hidden_size,
@@ -83,8 +85,8 @@ class Eagle3Layout(AbstractLlamaLayout):
         config = checkpoint.config
         settings = {"intermediate_size": config["intermediate_size"], **eagle3_flags(config)}
         settings |= own_block(config, source.shape, self.format)
-        tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != "embed_tokens.weight"}
-        return DrafterState("eagle3", settings, tensors)
+        tensors = dict(checkpoint.tensors)
+        return DrafterState("eagle3", settings | own_embedding(tensors, source), tensors)
 
 
 def drop_whole_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:

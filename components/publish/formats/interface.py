@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.contract import UserError
-from components.drafts.network.layers import head_rows
+from components.drafts.network.layers import head_rows, rows_unlike
 from components.drafts.settings import settings_class
 from components.drafts.storage.quantisation import Packed
 from components.engines.profiles import TargetFacts
@@ -146,6 +146,23 @@ class AbstractLayout(ABC):
 def settings_of(drafter: DrafterState) -> Any:
     """The drafter's settings as its method's own class has them, defaults filled in."""
     return settings_class(drafter.method).model_validate(drafter.settings)
+
+
+def own_embedding(tensors: dict[str, Tensor], source: Source, mask_token: int | None = None) -> JsonObject:
+    """The setting of a drafter whose embedding is its own, {} for others, from whose tensors a copy is taken out.
+
+    mask_token: the row of P-EAGLE's mask, which is no token's.
+    """
+    own = tensors.get("embed_tokens.weight")
+    if own is None:
+        return {}
+    differs = rows_unlike(own, source.embedding())
+    if mask_token is not None:
+        differs[mask_token] = 0.0
+    if bool(differs.count_nonzero()):
+        return {"own_embedding": True}
+    del tensors["embed_tokens.weight"]
+    return {}
 
 
 def replace_prefix(tensors: Mapping[str, Tensor], before: str, after: str) -> dict[str, Tensor]:

@@ -125,21 +125,34 @@ def scaling_field(drafter: DrafterState) -> JsonObject:
     return {"rope_scaling": scaling} if (scaling := drafter.settings.get("rope_scaling")) else {}
 
 
+def refuse_qk_norm(drafter: DrafterState, format: str) -> None:
+    """Raise UserError for a drafter whose queries and keys have norms: readers of Llama blocks pass over them."""
+    if drafter.settings.get("qk_norm"):
+        raise UserError(
+            f"{format}: this drafter's block is Qwen3's (qk_norm), which the format has not; say speculators"
+        )
+
+
 def own_block(config: Config, shape: TargetShape, location: str) -> JsonObject:
     """The settings of a drafter whose block is not the target's in every field: the inverse of `block_config`.
 
     Raises UserError for a rotary scaling that no drafter here can have.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "type")}
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "type") and value is not None}
     scaling = {"rope_type": rope.get("rope_type") or rope.get("type") or "default", **scaling}
     scaling = {} if scaling["rope_type"] == "default" else scaling
     if fault := rope_scaling_fault(scaling):
         raise UserError(f"{location}: {fault}")
     stated = {**config, "head_dim": head_dim_of(config)}
     return {name: stated[name] for name in OWN_SIZES if stated[name] != getattr(shape, name)} | (
-        {"rope_scaling": scaling} if scaling else {}
+        ({"rope_scaling": scaling} if scaling else {}) | ({"qk_norm": True} if has_qk_norm(config) else {})
     )
+
+
+def has_qk_norm(config: Config) -> bool:
+    """Whether a block's queries and keys have norms: Qwen3's have."""
+    return config.get("model_type") == "qwen3"
 
 
 def head_dim_of(config: Config) -> int:
@@ -164,6 +177,8 @@ def block_specs(config: Config, at: str, *, in_features: int = 0, input_norm: bo
         "mlp.up_proj.weight": Spec((inner, hidden)),
         "mlp.down_proj.weight": Spec((hidden, inner)),
     }
+    if has_qk_norm(config):
+        specs |= {f"self_attn.{one}_norm.weight": Spec((head_dim_of(config),)) for one in "qk"}
     if not input_norm:
         del specs["input_layernorm.weight"]
     return {at + name: spec for name, spec in specs.items()}

@@ -5,9 +5,9 @@ the algorithm, the number of tokens to propose and the verifier. Layers are `lay
 because vLLM defaults norm_before_residual to on and speculators to off. The tapped layers are written too, because all
 readers of this layout mean hidden_states[i] by i.
 
-A copy of the target's embedding is included: without one, speculators silently decodes with a random embedding (vLLM
-uses the target's, also where the copy is equal). P-EAGLE's mask token takes the row of a token that no drafter ever
-reads: padding, or the first token of a text (column t reads x_{t+1}).
+The drafter's embedding is included, a copy of the target's where it has none of its own: without one, speculators
+silently decodes with a random embedding (vLLM uses the target's, also where the copy is equal). P-EAGLE's mask token
+takes the row of a token that no drafter ever reads: padding, or the first token of a text (column t reads x_{t+1}).
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from components.publish.formats.eagle3 import (
     eagle3_flags,
     eagle3_specs,
 )
-from components.publish.formats.interface import AbstractLayout, DrafterState, Source, replace_prefix, settings_of
+from components.publish.formats.interface import (
+    AbstractLayout,
+    DrafterState,
+    Source,
+    own_embedding,
+    replace_prefix,
+    settings_of,
+)
 from components.publish.formats.llama_block import (
     COUNT,
     Fact,
@@ -74,7 +81,7 @@ class SpeculatorsLayout(AbstractLayout):
             **{name: bool(drafter.settings.get(name)) for name in NORM_FLAGS},
             "embed_requires_grad": parallel,
             LAYER: {
-                "model_type": "llama",
+                "model_type": "qwen3" if settings.qk_norm else "llama",
                 **block,
                 "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             },
@@ -99,7 +106,9 @@ class SpeculatorsLayout(AbstractLayout):
             "torch_dtype": block["torch_dtype"],
         }
         tensors = replace_prefix(drop_whole_vocabulary(drafter.tensors, shape.vocab_size), "midlayer.", "layers.0.")
-        tensors["embed_tokens.weight"] = embedding = source.embedding().to(dtype_of(drafter)).clone()
+        embedding = tensors.pop("embed_tokens.weight", None)
+        embedding = (source.embedding() if embedding is None else embedding).to(dtype_of(drafter)).clone()
+        tensors["embed_tokens.weight"] = embedding
         if kind == "peagle":
             config["mask_token_id"] = spare = _spare_token(shape)
             mask = tensors.pop("mask_token", None)
@@ -119,7 +128,7 @@ class SpeculatorsLayout(AbstractLayout):
         block = config.get(LAYER)
         if not isinstance(block, dict):
             raise UserError(f"{location}/config.json: {LAYER} is missing, or no mapping; it holds the Llama fields")
-        check_facts(block, {"model_type": Fact(str, only=("llama",))}, location)
+        check_facts(block, {"model_type": Fact(str, only=("llama", "qwen3"))}, location)
         check_block(block, location)
         check_eagle3(config, block, location, one_layer=kind == "eagle3")
         check_facts(config, {"norm_before_residual": Fact(bool)}, location)
@@ -158,9 +167,10 @@ class SpeculatorsLayout(AbstractLayout):
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config, block = checkpoint.config, checkpoint.config[LAYER]
         tensors = dict(checkpoint.tensors)
-        embedding = tensors.pop("embed_tokens.weight", None)
+        embedding = tensors.get("embed_tokens.weight")
         settings: JsonObject = {"intermediate_size": block["intermediate_size"]}
         settings |= own_block(block, source.shape, self.format)
+        settings |= own_embedding(tensors, source, config.get("mask_token_id"))
         flags = eagle3_flags(config)
         depth = int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
         if config["speculators_model_type"] == "eagle3":

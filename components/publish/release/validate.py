@@ -14,6 +14,7 @@ from components.publish.formats.checkpoint import Checkpoint, read_json
 from components.publish.formats.eagle3 import misread
 from components.publish.formats.gguf import check_gguf
 from components.publish.formats.interface import facts_of
+from components.publish.formats.llama_block import has_qk_norm
 from components.publish.formats.registry import count_weights, layout_of, read_folder
 from components.publish.release.checksums import check_sums
 from components.release_record import RELEASE, ReleaseRecord
@@ -82,6 +83,7 @@ def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> li
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
     block = config.get("transformer_layer_config", config)
     settings = {name: config.get(name, False) for name in NORM_FLAGS}
+    settings["qk_norm"] = has_qk_norm(block)
     settings |= {"num_layers": block.get("num_hidden_layers", 1)} if method != "mtp" else {}
     bias = checkpoint.tensors.get("fc.bias")
     settings |= {"mtp_modules": config.get("num_nextn_predict_layers"), "first_hidden": "post_norm"}

@@ -44,6 +44,12 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+}
 FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
     ("eagle3", "eagle3", {}, CUT),
     ("eagle3", "eagle3", {"fc_norm": True, "norm_output": True, "intermediate_size": 40}, CUT),
@@ -57,6 +63,10 @@ FORMS: list[tuple[str, str, dict[str, Any], Tensor]] = [
     ("speculators", "p-eagle", {"parallel_depth": 3, "num_layers": 1, **OWN_BLOCK}, CUT),
     ("eagle1", "eagle1", {"rope_theta": 500.0, "rope_scaling": LLAMA3}, WHOLE),
     ("speculators", "p-eagle", {"parallel_depth": 3, "num_layers": 2}, CUT),
+    ("eagle3", "eagle3", {"own_embedding": True, "rope_scaling": YARN}, CUT),
+    ("speculators", "eagle3", {"own_embedding": True, "qk_norm": True}, CUT),
+    ("speculators", "p-eagle", {"parallel_depth": 3, "own_embedding": True, "qk_norm": True}, CUT),
+    ("eagle1", "eagle1", {"own_embedding": True}, WHOLE),
     ("eagle1", "eagle1", {"fc_bias": True}, WHOLE),
     ("eagle1", "eagle1", {"fc_bias": False, "intermediate_size": 40}, WHOLE),
     ("medusa", "medusa", {"num_heads": 2, "num_layers": 2}, WHOLE),
@@ -84,6 +94,9 @@ class Pair:
         """A drafter all of whose weights matter."""
         network: AbstractDraft = build_draft(method, self.opened, settings, draft_ids)
         draw_wide(network)
+        own = network.state_dict().get("embed_tokens.weight")
+        if own is not None:
+            own.add_(torch.randn(own.shape, generator=torch.Generator().manual_seed(8)) * own.std())
         return network.eval().requires_grad_(False)
 
     def write(self, form: str, network: AbstractDraft, settings: Mapping[str, Any], folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.engines.profiles import ENGINES, profile_of, refusals
+from components.engines.profiles import ENGINES, OWN_PARTS, PROFILES, profile_of, refusals
 from components.weight_format import Storage
 
 
@@ -20,3 +20,16 @@ def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
         assert (not list(refusals(engine, "eagle3", {}, None, Storage("bf16")))) == served, "bf16 goes everywhere"
     (why,) = refusals("llama.cpp", "eagle3", {}, None, Storage("int4", 32))
     assert "weights: int8 or bf16" in why and "\n" not in why
+
+
+def test_engines_that_pass_over_what_an_imported_drafter_has_of_its_own_refuse_it() -> None:
+    def refusing(setting: str) -> set[str]:
+        served = [name for name, profile in PROFILES.items() if "eagle3" in profile.methods]
+        return {
+            name
+            for name in served
+            if any(OWN_PARTS[setting] in one for one in refusals(name, "eagle3", {setting: True}))
+        }
+
+    assert refusing("own_embedding") == {"sglang", "mnn", "tensorrt-llm", "openvino"}
+    assert refusing("qk_norm") == {"sglang", "mnn", "tensorrt-llm", "openvino", "vllm", "llama.cpp"}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_drafts import LLAMA3
-from transformers import LlamaConfig
+from foreign_drafts import LLAMA3, YARN
+from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from components.drafts.importing.block import read_block, read_own_block
+from components.drafts.importing.block import EAGLE_TYPES, read_block, read_own_block
 from components.drafts.importing.reader import Faults
-from components.drafts.network.layers import BlockShape, rope_frequencies
+from components.drafts.network.layers import BlockShape, rope_frequencies, rope_tables
 from components.targets.shape import TargetShape, shape_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 96, "head_dim": 64}
@@ -25,14 +25,24 @@ def target_shape(**changes: Any) -> TargetShape:
 
 
 @pytest.mark.parametrize(
-    "scaling", [{}, LLAMA3, {"rope_type": "linear", "factor": 4.0}], ids=["plain", "llama3", "linear"]
+    "scaling",
+    [
+        *({}, LLAMA3, {"rope_type": "linear", "factor": 4.0}, YARN),
+        {**YARN, "truncate": False, "attention_factor": 1.3},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4, "beta_slow": 3.0},
+    ],
+    ids=["plain", "llama3", "linear", "yarn", "yarn without truncation", "yarn by mscale"],
 )
 def test_rotary_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
     config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", **scaling, "rope_theta": 5000.0})
     target: Any = SimpleNamespace(shape=target_shape())
     own = {"rope_theta": 5000.0, **({"rope_scaling": tuple(scaling.items())} if scaling else {})}
     ours = rope_frequencies(BlockShape.of(target, 0, own), torch.device("cpu"))
-    torch.testing.assert_close(ours, LlamaRotaryEmbedding(config).inv_freq, rtol=1e-6, atol=0)
+    theirs = LlamaRotaryEmbedding(config)
+    torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
+    positions = torch.arange(50)
+    cos, _ = rope_tables(BlockShape.of(target, 0, own), positions)
+    torch.testing.assert_close(cos, theirs(torch.zeros(1), positions[None])[0][0], rtol=1e-5, atol=1e-5)
 
 
 def test_absent_fields_have_the_defaults_of_a_llama_configuration() -> None:
@@ -56,7 +66,7 @@ def test_absent_fields_have_the_defaults_of_a_llama_configuration() -> None:
         ({"rope_scaling": [1]}, "rope_scaling is [1], no mapping"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"layer_types": ["sliding_attention"]}, "asks for a window"),
-        ({"model_type": "qwen3"}, "model_type is 'qwen3', whose block"),
+        ({"model_type": "gemma"}, "model_type is 'gemma', whose block"),
     ],
 )
 def test_a_field_that_cannot_be_is_said(change: dict[str, Any], said: str) -> None:
@@ -72,5 +82,25 @@ def test_what_is_not_the_targets_becomes_a_setting_and_a_remark_or_a_fault() -> 
     own = read_own_block(block, target_shape(), faults, remarks)
     assert own == {"rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     assert not faults.found and len(remarks) == 2
-    read_own_block(replace(block, rope={"rope_type": "yarn", "factor": 2.0}), target_shape(), faults, remarks)
-    assert "rope_type yarn" in faults.found[0]
+    read_own_block(replace(block, rope={"rope_type": "dynamic", "factor": 2.0}), target_shape(), faults, remarks)
+    assert "rope_type dynamic" in faults.found[0]
+
+
+def test_absent_fields_of_a_block_with_norms_are_qwen3s() -> None:
+    faults, sizes = Faults("here"), {name: SIZES[name] for name in SIZES if name != "head_dim"}
+    block = read_block({**sizes, "model_type": "qwen3"}, faults, model_types=EAGLE_TYPES)
+    plain = Qwen3Config(**sizes)
+    assert block is not None and block.qk_norm and not faults.found
+    assert (block.head_dim, block.num_key_value_heads) == (plain.head_dim, plain.num_key_value_heads)
+
+
+def test_what_transformers_fills_in_of_yarn_is_written_down() -> None:
+    faults = Faults("here")
+    rope = {"type": "yarn", "original_max_position_embeddings": 512, "attention_factor": None}
+    block = read_block({**SIZES, "max_position_embeddings": 2048, "rope_scaling": rope}, faults)
+    assert block is not None and not faults.found
+    assert block.rope == {"rope_type": "yarn", "original_max_position_embeddings": 512, "factor": 4.0}
+    block = read_block(
+        {**SIZES, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0}}, faults
+    )
+    assert block is not None and block.rope["original_max_position_embeddings"] == 64

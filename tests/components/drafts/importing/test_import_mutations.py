@@ -103,21 +103,46 @@ REFUSED: dict[str, tuple[Config | None, Tensors | None, str]] = {
         put(midlayer__self_attn__q_proj__bias=torch.ones(32)),
         "q_proj.bias is not zero, and that layer has no",
     ),
-    "an embedding of its own": (
+    "an embedding of another vocabulary": (
         None,
-        put(embed_tokens__weight=torch.randn(96, 32)),
-        "embed_tokens.weight is its own (96 of",
+        put(embed_tokens__weight=torch.randn(97, 32)),
+        "embed_tokens.weight is [97, 32], the target's is [96, 32]",
     ),
     "NaN": (None, edit("norm.weight", lambda t: t * float("nan")), "norm.weight holds NaN or infinity"),
     "whole numbers": (None, edit("norm.weight", lambda t: t.int()), "norm.weight is int32, no floating-point weights"),
-    "another block": (put(model_type="qwen3"), None, "model_type is 'qwen3', whose block Draftsmith does not have"),
-    "scaled by yarn": (put(rope_scaling={"type": "yarn", "factor": 4.0}), None, "rope_scaling is of rope_type yarn"),
+    "another block": (put(model_type="gemma"), None, "model_type is 'gemma', whose block Draftsmith does not have"),
+    "a block with norms": (put(model_type="qwen3"), None, "midlayer.self_attn.k_norm.weight is missing"),
+    "scaled as it goes": (
+        put(rope_scaling={"type": "dynamic", "factor": 4.0}),
+        None,
+        "rope_scaling is of rope_type dynamic; drafters here have linear or llama3 or yarn",
+    ),
+    "scaled by yarn and more": (
+        put(rope_scaling={"type": "yarn", "factor": 4.0, "short_factor": 2.0}),
+        None,
+        "rope_scaling: 'short_factor' means nothing for yarn",
+    ),
+    "scaled by yarn by nothing": (
+        put(rope_scaling={"type": "yarn", "factor": 0}),
+        None,
+        "rope_scaling: factor is 0, must be a positive number",
+    ),
     "quantised": (put(quantization_config={"quant_method": "awq"}), None, "its weights are quantised"),
     "code of its own": (put(auto_map={"AutoModel": "eagle.Model"}), None, "auto_map asks for code of its own"),
 }
 SAID: dict[str, tuple[Config | None, Tensors | None, str]] = {
     "another rotary base": (put(rope_theta=777.0), None, "rope_theta is 777.0, the target's is 10000.0"),
     "positions scaled": (put(rope_scaling={"type": "linear", "factor": 4.0}), None, "positions are scaled (linear)"),
+    "positions scaled by yarn": (
+        put(rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}),
+        None,
+        "positions are scaled (yarn)",
+    ),
+    "an embedding of its own": (
+        None,
+        put(embed_tokens__weight=torch.randn(96, 32, generator=torch.Generator().manual_seed(1))),
+        "embed_tokens.weight is its own (96 of 96 rows differ from the target's",
+    ),
     "another epsilon": (put(rms_norm_eps=0.5), None, "rms_norm_eps is 0.5, the target's is"),
     "fewer, wider heads": (
         put(num_attention_heads=2, num_key_value_heads=1, head_dim=16),
@@ -137,6 +162,7 @@ SAME: dict[str, tuple[Config | None, Tensors | None, str]] = {
     "frozen copies": (None, put(verifier_norm__weight=torch.ones(32)), "verifier_norm.weight is a frozen copy"),
     "no t2d": (None, drop("t2d"), "there is no t2d"),
     "both kinds of taps": (put(**{TAPS: [2, 4, 5], "eagle_config": {TAPS: [1, 3, 4]}}), None, ""),
+    "positions of images": (put(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}), None, ""),
     "a small d2t": (None, edit("d2t", lambda t: t.int()), ""),
 }
 

@@ -118,10 +118,33 @@ def test_a_language_model_that_is_not_like_ours_is_used_as_it_is(pair: Pair, tmp
         pair.adopt(tmp_path / "other", tmp_path / "refused")
 
 
+def test_an_embedding_of_its_own_is_decoded_with_and_a_copy_is_not_stored(pair: Pair, tmp_path: Path) -> None:
+    own: Any = pair.network("eagle3", {"own_embedding": True})
+    shared: Any = pair.network("eagle3", {})
+    shared.load_state_dict({name: t for name, t in own.state_dict().items() if name != "embed_tokens.weight"})
+    folder = pair.write("eagle3", own, {"own_embedding": True}, tmp_path / "own")
+    draft = pair.adopt(folder, tmp_path / "draft")
+    assert "embed_tokens.weight" not in dict(own.named_parameters()), "training leaves it as it is"
+    assert "is its own (96 of 96 rows differ" in "; ".join(draft.info["import_remarks"])
+    assert not torch.equal(pair.guesses(shared)[0], pair.guesses(pair.opens(draft))[0])
+    for dtype in (torch.float32, torch.bfloat16):
+        copy = {"embed_tokens.weight": pair.opened.embedding.to(dtype)}
+        change(folder, None, lambda tensors, copy=copy: tensors.update(copy))
+        again = pair.adopt(folder, tmp_path / f"copy-{dtype}")
+        assert "embed_tokens.weight" not in load_file(again.path / "model.safetensors")
+        assert torch.equal(pair.guesses(shared)[0], pair.guesses(pair.opens(again))[0])
+
+
+def test_a_format_that_has_no_norms_of_queries_refuses_them(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"eagle3: this drafter's block is Qwen3's \(qk_norm\)"):
+        pair.write("eagle3", pair.network("eagle3", {"qk_norm": True}), {"qk_norm": True}, tmp_path / "out")
+
+
 @pytest.mark.parametrize("form", ["speculators", "eagle1"])
 def test_training_goes_on_from_an_imported_drafter(form: str, pair: Pair, tmp_path: Path) -> None:
     method = "eagle3" if form == "speculators" else form
-    settings = {"norm_before_residual": True, **OWN_BLOCK} if method == "eagle3" else {"intermediate_size": 40}
+    settings = {"norm_before_residual": True, "qk_norm": True, "own_embedding": True, **OWN_BLOCK}
+    settings = settings if method == "eagle3" else {"intermediate_size": 40}
     network = pair.network(method, settings, CUT if method == "eagle3" else WHOLE)
     draft = pair.adopt(pair.write(form, network, settings, tmp_path / "out"), tmp_path / "draft")
     features = write_features(pair.opened, tmp_path / "features")
