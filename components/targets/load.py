@@ -71,7 +71,7 @@ def open_target(
     _check_layers(shape, files.by_name, location)
     if not getattr(config, "quantization_config", None):
         _check_types(files.dtypes, location)
-    model = _transformers_model(folder, config, torch_dtype, trust, location)
+    model = transformers_model(folder, config, torch_dtype, trust, location)
     wrapped = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, location=location)
     wrapped.folder = folder
     return wrapped
@@ -102,7 +102,7 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
             raise UserError(f"{location}: {name} is of {dtype}, which no weight is; download it again")
 
 
-def _transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str) -> Any:
+def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str) -> Any:
     """The model as transformers loads it. Raises UserError for a missing weight, which it would initialise."""
     kind = AutoModelForImageTextToText if has_text_part(config) else AutoModelForCausalLM
     verbosity = logging.get_verbosity()

@@ -109,6 +109,49 @@ def pretrain_target(
     )
 
 
+def fine_tune_target(
+    target: Target,
+    corpus: Corpus,
+    *,
+    num_steps: Positive = 200,
+    peak_lr: Rate = 1e-4,
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01,
+    tokens_per_step: Annotated[int, Field(ge=8)] = 2048,
+    sequence_length: Annotated[int, Field(ge=8)] = 256,
+    ctx: Context,
+) -> Target:
+    """Go on training a target on a corpus: the changed target that a drafter of the old one then has to follow.
+
+    The result is a model folder like the target's, with its tokenizer and its dtype. Every causal language model that
+    transformers opens whole can be changed, code of its own and quantised weights excepted. An interrupted run begins
+    again.
+
+    Args:
+        target: the model to go on from; it stays as it is.
+        corpus: plain documents, each ended by the target's end token.
+        num_steps: optimiser steps (AdamW, all weights, in float32).
+        peak_lr: learning rate after warm-up; a cosine takes it to a tenth.
+        warmup_share: share of num_steps that warms up linearly.
+        weight_decay: decoupled decay of all weights.
+        tokens_per_step: tokens in an optimiser step; a multiple of sequence_length.
+        sequence_length: tokens in a window.
+    """
+    from components.targets.pretraining.fine_tune import fine_tune_target as run
+
+    return run(
+        target,
+        corpus,
+        num_steps=num_steps,
+        peak_lr=peak_lr,
+        warmup_share=warmup_share,
+        weight_decay=weight_decay,
+        tokens_per_step=tokens_per_step,
+        sequence_length=sequence_length,
+        ctx=ctx,
+    )
+
+
 def load_target(
     *,
     model: Annotated[str, Field(min_length=1)] = "builtin",
