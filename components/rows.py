@@ -81,6 +81,42 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class AcceptanceChange:
+    """Acceptance length of a drafter before and after it was tuned, or its target was changed, on the same prompts.
+
+    what: tuning (as it came -> tuned, on the target of now), target (as it came, on the older target -> on that of now)
+    or both (as it came on the older target -> tuned on that of now). change: al_after - al_before in tokens a round,
+    resampled together; intervals are 95 % over prompts. verdict: lower (hi < 0), higher (lo > 0), else undecided.
+    came_back: of a tuning, its change as a share of what the changed target cost (1: all of it); None where no cost
+    was shown.
+    """
+
+    session_id: str
+    what: str
+    target_key: str  # of now
+    before_target_key: str
+    draft_key: str  # after
+    before_draft_key: str
+    method: str
+    workload: str  # "all" pools them
+    depth_k: int
+    num_prompts: int
+    al_before: float
+    before_lo: float
+    before_hi: float
+    al_after: float
+    after_lo: float
+    after_hi: float
+    change: float
+    lo: float
+    hi: float
+    verdict: str
+    came_back: float | None
+    came_back_lo: float | None
+    came_back_hi: float | None
+
+
+@dataclass(frozen=True)
 class AcceptanceByLanguage:
     """Acceptance length of one drafter on the prompts of one language, and against a drafter of another training mix.
 
@@ -428,6 +464,7 @@ TABLES: dict[str, type[Any]] = {
     "depth_choice": DepthChoice,
     "paired_comparison": PairedComparison,
     "drift": Drift,
+    "acceptance_change": AcceptanceChange,
     "acceptance_by_language": AcceptanceByLanguage,
     "quality_flag": QualityFlag,
     "engine_acceptance": EngineAcceptance,

@@ -27,6 +27,7 @@ from components.report.pages.languages import language_table
 from components.report.tables import (
     arm_table,
     chain_or_tree,
+    change_table,
     choice_table,
     comparison_table,
     depth_table,
@@ -44,6 +45,7 @@ from components.report.tables import (
 from components.rows import (
     ALL,
     AcceptanceByLanguage,
+    AcceptanceChange,
     AcceptanceMap,
     CostCell,
     Drift,
@@ -106,6 +108,8 @@ def measurements_card(measured: Measurements) -> str:
     parts = []
     if drifts := read_rows(measured.path, Drift):
         parts += ["### has the traffic drifted?\n", drift_table(drifts).markdown()]
+    if changes := read_rows(measured.path, AcceptanceChange):
+        parts += ["### acceptance before and after\n", change_table(changes).markdown()]
     if by_language := read_rows(measured.path, AcceptanceByLanguage):
         parts += ["### acceptance by language\n", language_table(by_language).markdown()]
     if served := read_rows(measured.path, EngineComparison):

@@ -21,6 +21,7 @@ def write_page(
     drift: Measurements | None = None,
     engines: Measurements | None = None,
     answers: list[Conversations] | None = None,
+    tuning: Measurements | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
     ctx: Context,
@@ -36,11 +37,12 @@ def write_page(
         drift: acceptance of the champion on new traffic against that at its release.
         engines: serving engines held against our own loop (speedup.compare_engines).
         answers: what the drafters were trained on; a few of them are shown with the answers in colour.
+        tuning: acceptance before and after tuning, and before the target was changed (speedup.measure_tuning).
         title: the heading of the page.
     """
     from components.report.pages.drafter import write_page as run
 
-    return run(policy, acceptance, cost, end_to_end, release, drift, engines, answers, title=title, ctx=ctx)
+    return run(policy, acceptance, cost, end_to_end, release, drift, engines, answers, tuning, title=title, ctx=ctx)
 
 
 def compare_languages(

@@ -1,4 +1,4 @@
-"""The tables of reports: depths, choices, arms, the gate, comparisons, drift, flags, fewer bits and engines.
+"""The tables of reports: depths, choices, arms, the gate, comparisons, drift, tuning, flags, fewer bits and engines.
 
 Each takes rows or parts of a policy and returns a `Table` of text, which Markdown, HTML and CSV show alike.
 """
@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from components.policy import Gate, MeasuredArm, RankedDrafter, WeightsCost, Winner
-from components.rows import ALL, DepthChoice, DepthEval, Drift, EngineComparison, PairedComparison, QualityFlag
+from components.rows import (
+    ALL,
+    AcceptanceChange,
+    DepthChoice,
+    DepthEval,
+    Drift,
+    EngineComparison,
+    PairedComparison,
+    QualityFlag,
+)
 from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
 _METHOD_TITLES: Final = {
@@ -257,6 +266,32 @@ def drift_table(drifts: Iterable[Drift]) -> Table:
             "change": lambda d: f"{d.change:+.2f}{format_interval(d.lo, d.hi)}",
             "prompts": lambda d: f"{d.num_prompts_then} / {d.num_prompts_now}",
             "drift": lambda d: "drifted" if d.drifted else "not shown",
+        },
+    )
+
+
+CHANGES: Final = {
+    "target": "older target, as it came → target of now, as it came",
+    "tuning": "as it came → tuned",
+    "both": "older target, as it came → target of now, tuned",
+}
+
+
+def change_table(changes: Iterable[AcceptanceChange]) -> Table:
+    """Acceptance length before and after, by workload: what a changed target cost, and what tuning brought."""
+    changes = list(changes)
+    several = len({c.what for c in changes}) > 1
+    return Table.of(
+        changes,
+        {
+            "from → to": (lambda c: CHANGES[c.what]) if several else None,
+            "workload": lambda c: c.workload,
+            "depth": lambda c: str(c.depth_k),
+            "before": lambda c: f"{c.al_before:.2f}{format_interval(c.before_lo, c.before_hi)}",
+            "after": lambda c: f"{c.al_after:.2f}{format_interval(c.after_lo, c.after_hi)}",
+            "change": lambda c: f"{c.change:+.2f}{format_interval(c.lo, c.hi)}",
+            "prompts": lambda c: str(c.num_prompts),
+            "verdict": lambda c: WEIGHT_VERDICTS[c.verdict],
         },
     )
 

@@ -1,5 +1,12 @@
 """The speedup model, its uncertainty, and the depth policy. Arithmetic on rows: no torch."""
 
-from components.speedup.steps import choose_depth, compare_engines, confirm_depth, measure_drift, measure_languages
+from components.speedup.steps import (
+    choose_depth,
+    compare_engines,
+    confirm_depth,
+    measure_drift,
+    measure_languages,
+    measure_tuning,
+)
 
-__all__ = ["choose_depth", "compare_engines", "confirm_depth", "measure_drift", "measure_languages"]
+__all__ = ["choose_depth", "compare_engines", "confirm_depth", "measure_drift", "measure_languages", "measure_tuning"]

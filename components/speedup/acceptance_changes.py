@@ -9,6 +9,9 @@ drafter for each training mix is measured on the same prompts. The first drafter
 compared with it prompt by prompt: each draw of prompts serves both, so what makes a prompt hard cancels. Rows also hold
 the share of answer tokens in a drafter's vocabulary: other tokens cannot be kept, however long the drafter is trained.
 
+Step `speedup.measure_tuning`: a drafter as it came against the same one tuned, and, where the target was changed, what
+that cost before. All are compared prompt by prompt; the older target gave other answers to the same prompts.
+
 `weights_costs`: what rounding a drafter's weights costs, the rounded drafter against its original on the same prompts,
 compared in the same way at the depth at which the rounded drafter is to serve.
 """
@@ -25,7 +28,16 @@ import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, Prompts, UserError
 from components.policy import WeightsCost, read_policy
-from components.rows import ALL, AcceptanceByLanguage, AcceptanceMap, Drift, QualityFlag, read_rows, write_rows
+from components.rows import (
+    ALL,
+    AcceptanceByLanguage,
+    AcceptanceChange,
+    AcceptanceMap,
+    Drift,
+    QualityFlag,
+    read_rows,
+    write_rows,
+)
 from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights
 from components.speedup.prediction.replay import acceptance_length
 
@@ -287,6 +299,137 @@ def _few_prompts_by_language(rows: Sequence[AcceptanceByLanguage]) -> list[Quali
     return [_few_prompts_flag(row, row.num_prompts, f"language {row.language}: {detail}") for row in few]
 
 
+Pairing = tuple[str, str, str]
+"""(what of an AcceptanceChange, the state before, the state after)."""
+BY_TUNING: Pairing = ("tuning", "as it came", "tuned")
+WITH_OLDER: tuple[Pairing, ...] = (
+    ("target", "older target", "as it came"),
+    BY_TUNING,
+    ("both", "older target", "tuned"),
+)
+
+
+def measure_tuning(
+    acceptance: Measurements,
+    tuned: Measurements,
+    older: Measurements | None,
+    policy: DepthPolicy | None,
+    *,
+    depth_k: int,
+    num_draws: int,
+    ctx: Context,
+) -> Measurements:
+    """The step `speedup.measure_tuning`; its settings are explained in components/speedup/steps.py."""
+    sources = {"as it came": ("acceptance", acceptance), "tuned": ("tuned", tuned)}
+    if older is not None:
+        sources["older target"] = ("older", older)
+    states = {state: _one_drafter(source, name) for state, (name, source) in sources.items()}
+    came, after = states["as it came"], states["tuned"]
+    if came[0].target_key != after[0].target_key:
+        raise UserError("acceptance, tuned: measured on two targets; what the older one gave goes to `older`")
+    by_prompt = {state: {m.prompt_id: m for m in maps} for state, maps in states.items()}
+    shared = set.intersection(*(set(maps) for maps in by_prompt.values()))
+    if not shared:
+        raise UserError("acceptance: these measurements share no prompt; measure all of them on one set of prompts")
+    deepest = min(m.k_max for maps in states.values() for m in maps)
+    depth = min(depth_k or _served_depth(policy, after[0].draft_key) or deepest, deepest)
+    if depth < 1:
+        raise UserError("acceptance: mapped at depth 0 alone; measure at depth 1 or deeper")
+    rows = []
+    for workload in [ALL, *sorted({by_prompt["tuned"][p].workload for p in shared} - {ALL})]:
+        prompts = sorted(p for p in shared if workload in (ALL, by_prompt["tuned"][p].workload))
+        chosen = {state: [maps[p] for p in prompts] for state, maps in by_prompt.items()}
+        lengths = {state: _estimate(maps, depth, num_draws, [ctx.seed, 10]) for state, maps in chosen.items()}
+        rows += [
+            _change_row(pairing, chosen, lengths, workload, depth, ctx.key[:16])
+            for pairing in (WITH_OLDER if older is not None else (BY_TUNING,))
+        ]
+    few = f"before and after over fewer than {PROMPTS.warn} prompts: its intervals are wide"
+    warned = [row for row in rows if (row.what, row.workload) == ("tuning", ALL) and row.num_prompts < PROMPTS.warn]
+    write_rows(ctx.out, [*rows, *(_few_prompts_flag(row, row.num_prompts, few) for row in warned)])
+    lines = {row.what: change_line(row) for row in rows if row.workload == ALL}
+    for line in lines.values():
+        ctx.note(line)
+    facts = {row.what: {"change": row.change, "lo": row.lo, "hi": row.hi} for row in rows if row.workload == ALL}
+    told = {"method": after[0].method, "draft_key": after[0].draft_key, "depth_k": depth, "num_prompts": len(shared)}
+    return Measurements.of_step(ctx, {**told, "changes": facts, "change_lines": lines})
+
+
+def change_line(row: AcceptanceChange) -> str:
+    """One line: what changed acceptance length, by how much, with its interval, and the conclusion."""
+    where = "" if row.workload == ALL else f" on {row.workload}"
+    moved = f"{row.change:+.2f} [{row.lo:+.2f}, {row.hi:+.2f}] tokens a round{where}"
+    lengths = f"{row.al_before:.2f} before, {row.al_after:.2f} after"
+    lengths += f", at depth {row.depth_k} over {row.num_prompts} prompts"
+    shown = {
+        "tuning": {"higher": "tuning made it better", "lower": "tuning made it worse"},
+        "target": {"higher": "it gained by the changed target", "lower": "lost with the changed target"},
+        "both": {"higher": "it is better than it was on the older target", "lower": "still missing after tuning"},
+    }[row.what].get(row.verdict, "no difference shown")
+    back = ""
+    if row.came_back is not None:
+        back = f"; {row.came_back:.0%} [{row.came_back_lo:.0%}, {row.came_back_hi:.0%}] of what was lost came back"
+    return f"{moved} ({lengths}): {shown}{back}"
+
+
+def _one_drafter(source: Measurements, name: str) -> list[AcceptanceMap]:
+    """The chain maps of one drafter; raises UserError where they are of several."""
+    maps = _chain_maps(source, name)
+    if len({m.draft_key for m in maps}) > 1:
+        raise UserError(f"{name} ({source.key[:12]}): maps of several drafters; wire the one that was tuned")
+    return maps
+
+
+def _change_row(
+    pairing: Pairing,
+    maps: Mapping[str, Sequence[AcceptanceMap]],
+    lengths: Mapping[str, Estimate],
+    workload: str,
+    depth: int,
+    session_id: str,
+) -> AcceptanceChange:
+    what, before, after = pairing
+    change = lengths[after].minus_paired(lengths[before])
+    back = _came_back(lengths) if what == BY_TUNING[0] else None
+    (before_lo, before_hi), (after_lo, after_hi) = lengths[before].interval(), lengths[after].interval()
+    (lo, hi), (back_lo, back_hi) = change.interval(), (None, None) if back is None else back.interval()
+    return AcceptanceChange(
+        session_id=session_id,
+        what=what,
+        target_key=maps[after][0].target_key,
+        before_target_key=maps[before][0].target_key,
+        draft_key=maps[after][0].draft_key,
+        before_draft_key=maps[before][0].draft_key,
+        method=maps[after][0].method,
+        workload=workload,
+        depth_k=depth,
+        num_prompts=len(maps[after]),
+        al_before=lengths[before].value,
+        before_lo=before_lo,
+        before_hi=before_hi,
+        al_after=lengths[after].value,
+        after_lo=after_lo,
+        after_hi=after_hi,
+        change=change.value,
+        lo=lo,
+        hi=hi,
+        verdict=_verdict(change),
+        came_back=None if back is None else back.value,
+        came_back_lo=back_lo,
+        came_back_hi=back_hi,
+    )
+
+
+def _came_back(lengths: Mapping[str, Estimate]) -> Estimate | None:
+    """Gain by tuning over loss by the changed target; None where no loss was shown, or some draw has none."""
+    if "older target" not in lengths:
+        return None
+    lost = lengths["older target"].minus_paired(lengths["as it came"])
+    if _verdict(lost) != "higher" or not bool((lost.draws > 0.0).all()):
+        return None
+    return lengths["tuned"].minus_paired(lengths["as it came"]).over(lost)
+
+
 class Rounded(NamedTuple):
     """Storage of a rounded drafter. weights: "int4, groups of 32". original_key: draft_key before rounding."""
 
@@ -366,5 +509,7 @@ def _verdict(change: Estimate) -> str:
     return "lower" if hi < 0.0 else "higher"
 
 
-def _few_prompts_flag(row: Drift | AcceptanceByLanguage, num_prompts: int, detail: str) -> QualityFlag:
+def _few_prompts_flag(
+    row: Drift | AcceptanceByLanguage | AcceptanceChange, num_prompts: int, detail: str
+) -> QualityFlag:
     return QualityFlag(row.session_id, row.draft_key, row.method, "few_prompts", "warning", float(num_prompts), detail)

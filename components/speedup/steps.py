@@ -109,6 +109,34 @@ def measure_drift(
     return run(then, now, policy, depth_k=depth_k, num_draws=num_draws, ctx=ctx)
 
 
+def measure_tuning(
+    acceptance: Measurements,
+    tuned: Measurements,
+    older: Measurements | None = None,
+    policy: DepthPolicy | None = None,
+    *,
+    depth_k: Annotated[int, Field(ge=0, le=64)] = 0,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    ctx: Context,
+) -> Measurements:
+    """Say what tuning brought to a drafter in acceptance length, and what a change of its target had cost, prompt by
+    prompt with intervals.
+
+    Args:
+        acceptance: acceptance maps of the drafter as it came.
+        tuned: acceptance maps of the drafter that was tuned from it, on the same prompts.
+        older: acceptance maps of the drafter as it came, on the older target that it was trained for and the same
+            prompts; with them the loss by the changed target, what came back and what is still missing are told.
+        policy: the depths that were chosen: all are compared at that of the tuned drafter.
+        depth_k: the depth to compare at instead; 0 takes the policy's, or without one the deepest that all have.
+        num_draws: resamples of prompts behind each interval.
+    """
+    arguments = locals().copy()
+    from components.speedup.acceptance_changes import measure_tuning as run
+
+    return run(**arguments)
+
+
 def compare_engines(
     engines: list[Measurements],
     end_to_end: Measurements | None = None,

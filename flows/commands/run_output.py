@@ -126,6 +126,9 @@ def duration(seconds: float) -> str:
 Kind = TypeVar("Kind", bound=Artifact)
 
 
+CHANGE_LABELS = {"target": "changed target", "tuning": "tuning", "both": "both together"}
+
+
 def print_run_summary(outcome: RunOutcome, console: Console) -> None:
     """Print the summary of a finished run."""
 
@@ -156,6 +159,8 @@ def print_run_summary(outcome: RunOutcome, console: Console) -> None:
     for artifact in outcome.artifacts.values():
         if isinstance(artifact, Measurements) and "drift" in artifact.info:
             places["drift"] = str(artifact.info["drift"])
+        if isinstance(artifact, Measurements) and "change_lines" in artifact.info:
+            places |= {CHANGE_LABELS[what]: line for what, line in artifact.info["change_lines"].items()}
     if policy is not None:
         places = summarise(policy.info, release.info if release is not None else None, places)
     for label, value in places.items():

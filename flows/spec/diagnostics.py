@@ -24,6 +24,7 @@ PAGE_OF_STEPS = {
     "bench": "depth",
     "speedup": "depth",
     "publish": "engines",
+    "speedup.measure_tuning": "methods",
     **dict.fromkeys(("bench.measure_llama_cpp", "bench.measure_server", "speedup.compare_engines"), "engines"),
     **dict.fromkeys(("data.collect_traffic", "speedup.measure_drift"), "nightly"),
 }

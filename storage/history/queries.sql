@@ -220,6 +220,14 @@ SELECT created_at, method, workload, workload_then, depth_k, al_then, al_now, ch
        left(draft_key, 12) AS draft_key
 FROM newest('drift') ORDER BY created_at DESC, workload LIMIT $limit;
 
+-- query: tuning
+-- about: Acceptance length before and after: what tuning brought, what a changed target cost, what came back.
+-- param: what text  tuning, target (the older one against that of now) or both
+-- param: limit int = 30  rows at most
+SELECT created_at, method, what, workload, depth_k, al_before, al_after, change, lo, hi, verdict, came_back, came_back_lo, came_back_hi, num_prompts,
+       left(before_draft_key, 12) AS before_draft_key, left(draft_key, 12) AS draft_key
+FROM newest('acceptance_change') WHERE $what IS NULL OR what = $what ORDER BY created_at DESC, workload, what LIMIT $limit;
+
 -- query: promotions
 -- about: Every move of an alias and every newer evidence: who, why, from which version to which.
 -- param: name text  one registered model

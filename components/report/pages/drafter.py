@@ -24,6 +24,7 @@ from components.report.pages.training_data import trained_on
 from components.report.summary import VERDICTS, summarise, verdict_in_words
 from components.report.tables import (
     arm_table,
+    change_table,
     choice_table,
     comparison_table,
     depth_table,
@@ -41,6 +42,7 @@ from components.report.tables import (
 )
 from components.rows import (
     ALL,
+    AcceptanceChange,
     AcceptanceMap,
     CostCell,
     DepthChoice,
@@ -52,6 +54,8 @@ from components.rows import (
 )
 from components.tables import Table
 
+CHANGE_TITLES = {"target": "The changed target", "tuning": "Tuning", "both": "Both together"}
+
 
 def write_page(
     policy: DepthPolicy,
@@ -62,6 +66,7 @@ def write_page(
     drift: Measurements | None,
     engines: Measurements | None,
     answers: list[Conversations] | None,
+    tuning: Measurements | None,
     *,
     title: str,
     ctx: Context,
@@ -70,6 +75,11 @@ def write_page(
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None
+    changes = read_rows(tuning.path, AcceptanceChange) if tuning is not None else []
+    facts["tuning"] = change_table(changes) if changes else None
+    facts["changed_target"] = any(row.what == "target" for row in changes)
+    facts["change_titles"] = CHANGE_TITLES
+    facts["change_lines"] = dict(tuning.info["change_lines"]) if tuning is not None else {}
     served = read_rows(engines.path, EngineComparison) if engines is not None else []
     facts["served"] = engine_table(served) if served else None
     facts["trained_on"] = trained_on(answers or [])
@@ -180,8 +190,9 @@ def charts_of(facts: JsonObject) -> dict[str, str]:
 
 def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
-    names = "choices edge contexts ranking cost_grids prefill comparisons weights drift served arms arms_by_workload"
-    tables = [(name.replace("_", "-"), facts[name]) for name in (*names.split(), "gate_table", "flags")]
+    names = "choices edge contexts ranking cost_grids prefill comparisons tuning weights drift served arms"
+    named = (*names.split(), "arms_by_workload", "gate_table", "flags")
+    tables = [(name.replace("_", "-"), facts[name]) for name in named]
     for d in facts["drafters"]:
         batch = f"batch-{d['choice'].batch_size}"
         tables.append((f"depths-{d['choice'].method}-{d['choice'].draft_key[:8]}-{batch}", d["table"]))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_study import make_ctx, make_report_study
 
-from components.contract import DepthPolicy, Page
+from components.contract import DepthPolicy, Measurements, Page
 from components.report import write_page
 
 
@@ -23,13 +23,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def page(study: dict[str, Any], tmp_path: Path) -> Callable[..., Page]:
     """Write the page of the study, with another policy if one is given."""
 
-    def write(policy: DepthPolicy | None = None, title: str = "A report") -> Page:
+    def write(policy: DepthPolicy | None = None, title: str = "A report", tuning: Measurements | None = None) -> Page:
         return write_page(
             policy or study["policy"],
             study["acceptance"],
             study["cost"],
             study["end_to_end"],
             study["release"],
+            tuning=tuning,
             title=title,
             ctx=make_ctx(tmp_path / "page", "g" * 64),
         )

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_study import make_ctx
 
-from components.contract import DepthPolicy, Page, UserError
+from components.contract import DepthPolicy, Measurements, Page, UserError
 from components.policy import read_policy
 from components.report.tables import arm_table
-from components.rows import DepthChoice, DepthEval, QualityFlag, read_rows
+from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
+from components.speedup import measure_tuning
 from components.speedup.policy_markdown import write_policy
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -125,6 +127,31 @@ def test_titles_and_details_cannot_break_the_page(page: Callable[..., Page]) -> 
     assert 'A <b>"title"</b> & more' in text
     assert "<b>" not in source
     assert "drifted <by> 3.1 % & more" in text
+
+
+def tuned_by(path: Path, study: dict[str, Any], older: bool) -> Measurements:
+    """What speedup.measure_tuning says of the study's EAGLE-3 drafter, which stands for all its states."""
+    (path / "older").mkdir(parents=True)
+    came = study["acceptance"][0]
+    rows = read_rows(came.path, AcceptanceMap)
+    write_rows(
+        path / "older", [replace(row, target_key="older", accepted=[row.k_max] * len(row.accepted)) for row in rows]
+    )
+    before = Measurements(key="older", path=path / "older") if older else None
+    return measure_tuning(came, came, before, ctx=make_ctx(path / "tuning", "g" * 64))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_tuning_brought_stands_on_the_page(
+    older: bool, page: Callable[..., Page], study: dict[str, Any], tmp_path: Path
+) -> None:
+    made = page(tuning=tuned_by(tmp_path / "states", study, older))
+    _, text = read(made)
+    assert ("What the changed target cost" in text) is older and "hat tuning brought" in text
+    assert "no difference shown" in text and ("lost with the changed target" in text) is older
+    table = (made.path / "tables" / "tuning.csv").read_text(encoding="utf-8").splitlines()
+    workloads = len({row.workload for row in read_rows(study["acceptance"][0].path, AcceptanceMap)})
+    assert len(table) == 1 + (1 + workloads) * (3 if older else 1)
 
 
 def test_what_was_not_measured_is_not_claimed(page: Callable[..., Page], study: dict[str, Any]) -> None:
