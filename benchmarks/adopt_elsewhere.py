@@ -125,7 +125,8 @@ def trained_elsewhere(work: Path, home: Path, options: argparse.Namespace) -> tu
         tokens = write_states(features, folder / "hidden_states")
         flags = (*THEIR_FLAGS, "--max-steps", str(options.their_steps), "--save-path", str(saved))
         began = time.monotonic()
-        done = subprocess.run([str(python()), str(WORKER), str(folder), *flags], check=False)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([str(python()), str(WORKER), str(folder), *flags], env=environment, check=False)
         if done.returncode != 0:
             raise SystemExit("adopt_elsewhere: speculators' trainer failed, its own message is above")
         facts = {"tokens": tokens, "seconds": round(time.monotonic() - began, 1)}

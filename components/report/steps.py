@@ -21,7 +21,6 @@ def write_page(
     drift: Measurements | None = None,
     engines: Measurements | None = None,
     answers: list[Conversations] | None = None,
-    tuning: Measurements | None = None,
     *,
     title: Annotated[str, Field(min_length=1, max_length=200)] = "Draft depth report",
     ctx: Context,
@@ -30,19 +29,19 @@ def write_page(
 
     Args:
         policy: chosen depths with predicted and measured speedups, and the promotion gate.
-        acceptance: acceptance maps of the drafters; counted on the page.
+        acceptance: acceptance maps of the drafters; counted on the page. What speedup.measure_tuning made of them may
+            stand among them, and is shown.
         cost: step times of the drafters; counted on the page.
         end_to_end: the timed comparison; counted on the page.
         release: what was exported, if anything was.
         drift: acceptance of the champion on new traffic against that at its release.
         engines: serving engines held against our own loop (speedup.compare_engines).
         answers: what the drafters were trained on; a few of them are shown with the answers in colour.
-        tuning: acceptance before and after tuning, and before the target was changed (speedup.measure_tuning).
         title: the heading of the page.
     """
     from components.report.pages.drafter import write_page as run
 
-    return run(policy, acceptance, cost, end_to_end, release, drift, engines, answers, tuning, title=title, ctx=ctx)
+    return run(policy, acceptance, cost, end_to_end, release, drift, engines, answers, title=title, ctx=ctx)
 
 
 def compare_languages(

@@ -66,7 +66,6 @@ def write_page(
     drift: Measurements | None,
     engines: Measurements | None,
     answers: list[Conversations] | None,
-    tuning: Measurements | None,
     *,
     title: str,
     ctx: Context,
@@ -75,11 +74,11 @@ def write_page(
     facts = page_facts(policy, acceptance, cost, end_to_end, release, title)
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None
-    changes = read_rows(tuning.path, AcceptanceChange) if tuning is not None else []
+    changes = [row for source in acceptance for row in read_rows(source.path, AcceptanceChange)]
     facts["tuning"] = change_table(changes) if changes else None
     facts["changed_target"] = any(row.what == "target" for row in changes)
-    facts["change_titles"] = CHANGE_TITLES
-    facts["change_lines"] = dict(tuning.info["change_lines"]) if tuning is not None else {}
+    lines = [pair for source in acceptance for pair in source.info.get("change_lines", {}).items()]
+    facts["change_lines"] = [(CHANGE_TITLES[what], line) for what, line in lines]
     served = read_rows(engines.path, EngineComparison) if engines is not None else []
     facts["served"] = engine_table(served) if served else None
     facts["trained_on"] = trained_on(answers or [])

@@ -26,11 +26,10 @@ def page(study: dict[str, Any], tmp_path: Path) -> Callable[..., Page]:
     def write(policy: DepthPolicy | None = None, title: str = "A report", tuning: Measurements | None = None) -> Page:
         return write_page(
             policy or study["policy"],
-            study["acceptance"],
+            [*study["acceptance"], *([tuning] if tuning is not None else [])],
             study["cost"],
             study["end_to_end"],
             study["release"],
-            tuning=tuning,
             title=title,
             ctx=make_ctx(tmp_path / "page", "g" * 64),
         )
