@@ -179,7 +179,7 @@ def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     told = {"text": work / "text.jsonl", "steps": options.target_steps}
     plan, store = run("changed", told, OWN, home)
     changed: Target = made_by(plan, store, "changed")
-    extra = {"model": changed.path, "older_target": "true", "compare_older": "true", "older_model": "builtin"}
+    extra = {"model": changed.path, "compare_older": "true", "older_model": "builtin"}
     after = adopted(drafter, extra, home, options)
     said("on the changed target", after)
     losses = {name: changed.info[name] for name in ("num_steps", "held_out_loss_before", "held_out_loss")}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from components.contract import Context, Corpus, Target, UserError
 from components.targets.config import facts_of, has_text_part, read_config
-from components.targets.load import open_tokenizer, transformers_model
+from components.targets.load import open_tokenizer, threads_for, transformers_model
 from components.targets.pretraining.plan import TokenWindows, read_documents
 from components.targets.pretraining.tokenizer import ROLE_TOKENS
 from components.targets.source import list_files, open_record
@@ -44,7 +44,6 @@ def fine_tune_target(
     ctx: Context,
 ) -> Target:
     """The step `targets.fine_tune_target`; its settings are explained in components/targets/steps.py."""
-    torch.set_num_threads(ctx.num_threads)
     torch.manual_seed(ctx.seed)
     folder, record = open_record(target.path)
     location = str(record["model"])
@@ -59,6 +58,7 @@ def fine_tune_target(
     tokenizer = open_tokenizer(target)
     train, held_out = (token_stream(corpus, name, tokenizer, location) for name in ("train", "held_out"))
     model = transformers_model(folder, config, torch.float32, False, location).to(ctx.device)
+    torch.set_num_threads(threads_for(sum(weight.numel() for weight in model.parameters()), ctx.num_threads))
     scored = _scored(held_out, sequence_length, location).to(ctx.device)
     before = mean_loss(model, scored)
     windows = TokenWindows(train, sequence_length, ctx.seed)
