@@ -61,7 +61,8 @@ def write_store(folder: Path, target: AbstractTarget, num_rows: int) -> Features
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
     }
     save_file(tensors, folder / "shard-00000.safetensors")
-    manifest = {"target_key": "", "vocab_size": target.shape.vocab_size, "rows": rows, "shards": []}
+    known = {"target_key": "", "tap_layers": list(target.tap_layers), "vocab_size": target.shape.vocab_size}
+    manifest = {**known, "rows": rows, "shards": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return Features(key="", path=folder)
 

@@ -221,7 +221,7 @@ def acceptance_map(
     ids = torch.tensor(token_ids[: first + num_positions + 1], device=target.device)
     with torch.inference_mode():
         cache = target.new_cache(1, len(ids))
-        out = target.forward(ids.unsqueeze(0), cache, logits="none", features=True)
+        out = target.forward(ids.unsqueeze(0), cache, logits="none", features=draft.needs_features or True)
         assert out.taps is not None and out.last is not None
         draft_tokens = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max)[first:]
     truth = torch.tensor(answer[1:], device=draft_tokens.device)
@@ -301,7 +301,8 @@ def tree_acceptance(
     accepted = []
     with torch.inference_mode():
         if proposer.needs_features:
-            out = target.forward(ids[None, :-1], target.new_cache(1, num_columns), logits="none", features=True)
+            cache, features = target.new_cache(1, num_columns), proposer.needs_features
+            out = target.forward(ids[None, :-1], cache, logits="none", features=features)
             assert out.taps is not None and out.last is not None
             taps, last = out.taps[0], out.last[0]
         state, start = proposer.new_state(num_columns + shape.num_draft_tokens + 1), 0

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from components.contract import UserError
 from components.data.sources.addresses import PREFIX, HubSource, is_url, parse_hub_source
@@ -23,6 +23,7 @@ from components.data.sources.presets import (
     WorkloadPresetName,
 )
 from components.outside_json import JsonObject
+from components.targets.shape import tap_layers_fault
 from components.text import as_utf8, did_you_mean
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -49,6 +50,16 @@ TooSmall = Literal["shrink", "fill", "repeat", "refuse"]
 Order = Literal["random", "short_first", "easy_first", "by_source", "by_domain"]
 Thinking = Literal["keep", "drop", "last"]
 Turns = Literal["all", "last"]
+
+
+def _ascending(layers: list[int]) -> list[int]:
+    if fault := tap_layers_fault(layers):
+        raise ValueError(fault)
+    return layers
+
+
+Taps = Annotated[list[int], AfterValidator(_ascending)]
+"""Tapped layers of any target; the step compares them with the target's own."""
 
 
 class ChatSource(BaseModel):

@@ -23,6 +23,7 @@ from components.data.settings import (
     Positive,
     Share,
     Strata,
+    Taps,
     Thinking,
     TooSmall,
     Turns,
@@ -264,32 +265,42 @@ def deduplicate(
 
 
 def features_on_the_fly(
-    target: Target, answers: Conversations, *, tokens_per_pass: Annotated[int, Field(ge=64)] = 2048, ctx: Context
+    target: Target,
+    answers: Conversations,
+    *,
+    tap_layers: Taps | None = None,
+    tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
+    ctx: Context,
 ) -> Features:
     """Prepare features that `train_draft` computes while training, with the same target, instead of storing them.
 
     Args:
+        tap_layers: As of record_features.
         tokens_per_pass: The most tokens of one forward pass, padding included (a longer conversation is a pass of its
             own); bounds memory.
     """
     from components.data.features.record import features_on_the_fly as run
 
-    return run(target, answers, tokens_per_pass=tokens_per_pass, ctx=ctx)
+    return run(target, answers, tap_layers=tap_layers, tokens_per_pass=tokens_per_pass, ctx=ctx)
 
 
 def record_features(
     target: Target,
     answers: Conversations,
     *,
+    tap_layers: Taps | None = None,
     tokens_per_pass: Annotated[int, Field(ge=64)] = 2048,
     storage: Literal["bf16", "fp8"] = "bf16",
     ctx: Context,
 ) -> Features:
     """Record the target's hidden states at its conversations, from which drafters learn.
 
-    Writes for every token the taps (hidden states of three layers) and the last layer's output before the final norm.
+    Writes for every token the taps (auxiliary hidden states) and the last layer's output before the final norm.
 
     Args:
+        tap_layers: The layers whose states eagle3 and p-eagle read, as Hugging Face hidden_states indices: different
+            ones, ascending, from 1 (the first layer's output) to n - 1 of the target's n layers. null is 2, n//2 and
+            n-3, which every engine reads; a drafter that an engine should serve with others needs one that can.
         tokens_per_pass: Tokens of one forward pass at most, padding included; bounds memory. A longer conversation has
             a pass of its own.
         storage: bf16, or fp8 (e4m3 with one exponent per token and state) for half the disk; the cost of fp8 in
@@ -297,7 +308,7 @@ def record_features(
     """
     from components.data.features.record import record_features as run
 
-    return run(target, answers, tokens_per_pass=tokens_per_pass, storage=storage, ctx=ctx)
+    return run(target, answers, tap_layers=tap_layers, tokens_per_pass=tokens_per_pass, storage=storage, ctx=ctx)
 
 
 def mix_chats(

@@ -158,7 +158,7 @@ class _BatchRun:
         self.target, self.proposer, self.cache, self.clock = target, proposer, cache, clock
         self.depth, self.shape, self.sampling = depth, shape, sampling
         self.greedy = is_greedy(sampling)
-        self.features = proposer is not None and proposer.needs_features
+        self.features = False if proposer is None else proposer.needs_features
 
     def decode(self, sequences: list[SequenceState], limit: int, ends: frozenset[int]) -> Rounds[list[Decoded]]:
         """Prefill, then rounds until every sequence has reached the limit or end-of-text."""

@@ -181,7 +181,7 @@ class _ChainRun:
         self.state = None if proposer is None else proposer.new_state(capacity)
         self.depth, self.sampling, self.rng = depth, sampling, rng
         self.greedy = is_greedy(sampling)
-        self.features = proposer is not None and proposer.needs_features
+        self.features = False if proposer is None else proposer.needs_features
         self.empty = torch.empty(0, 0, dtype=target.dtype, device=target.device)
 
     def decode(self, prompt: Tensor, max_new_tokens: int, ends: frozenset[int], clock: Clock) -> Rounds[Decoded]:

@@ -22,14 +22,16 @@ from torch import Tensor, nn
 
 from components.drafts.network.layers import CausalMask, Documents
 from components.drafts.settings import Settings
+from components.methods import METHODS
 from components.targets.interface import AbstractTarget
+from components.targets.shape import TapLayers
 
 
 class CommittedPositions(NamedTuple):
     """T newly committed positions of one sequence, in order."""
 
     next_tokens: Tensor  # [T] int64: x_{t+1}
-    taps: Tensor  # [T, 3H] the target's auxiliary hidden states at x_t
+    taps: Tensor  # [T, N * H] the target's auxiliary hidden states at x_t, of N layers
     last: Tensor  # [T, H] last layer's output at x_t, before the final norm
 
 
@@ -54,9 +56,12 @@ class Proposer(Protocol):
     """Proposes draft tokens: a trained drafter or prompt lookup."""
 
     method: ClassVar[str]
-    needs_features: ClassVar[bool]  # False: the target computes none, committed.taps and .last are empty
     max_depth: int
     """The longest chain it can propose, at least the trained depth of its settings."""
+
+    @property
+    def needs_features(self) -> bool | TapLayers:
+        """What the target's passes are asked for (`features`). False: none, committed.taps and .last are empty."""
 
     def new_state(self, capacity: int) -> Any:
         """State for one sequence of at most `capacity` tokens."""
@@ -144,9 +149,12 @@ class TreeProposer(Protocol):
     """
 
     method: ClassVar[str]
-    needs_features: ClassVar[bool]
     max_depth: int
     draft_ids: Tensor  # int64 [N], the target ids that the N logits stand for
+
+    @property
+    def needs_features(self) -> bool | TapLayers:
+        """As Proposer."""
 
     def new_state(self, capacity: int) -> Any:
         """State for one sequence of at most `capacity` tokens."""
@@ -178,7 +186,7 @@ class Batch(NamedTuple):
 
     ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool: x_t is an answer token (False on padding)
-    taps: Tensor  # [B, T, 3H]
+    taps: Tensor  # [B, T, N * H]
     last: Tensor  # [B, T, H] before the final norm
     lengths: Tensor  # [B] int64
     step: int = 0  # the optimiser step: the seed of a method's training noise
@@ -203,7 +211,6 @@ class AbstractDraft(nn.Module, ABC):
     """A trained drafter. Subclasses are final; one entry each in components/methods.py."""
 
     method: ClassVar[str]
-    needs_features: ClassVar[bool] = True
     packs: ClassVar[bool] = False  # whether `losses` respects Batch.documents
     num_steps: int  # drafting steps it is trained for
     max_depth: int
@@ -222,12 +229,17 @@ class AbstractDraft(nn.Module, ABC):
         return self._target[0]
 
     @property
+    def needs_features(self) -> bool | TapLayers:
+        """As Proposer: the layers that it was made for, where it reads auxiliary hidden states."""
+        return self.target.tap_layers if METHODS[self.method].reads_taps else True
+
+    @property
     def token_tables(self) -> frozenset[str]:
         """Names of parameters with one row per token (LM heads, embeddings), not trained by Muon (loop.py)."""
         return frozenset({"lm_head.weight"})
 
     def scale_to_target_features(self, taps: Tensor) -> None:
-        """Scale an untrained drafter to a sample of the target's hidden states, [N, 3H]; may set lr_scales."""
+        """Scale an untrained drafter to a sample of the target's hidden states, [M, N * H]; may set lr_scales."""
 
     @classmethod
     @abstractmethod

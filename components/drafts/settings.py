@@ -233,11 +233,11 @@ class Eagle3Settings(EagleBlock):
     ttt_steps: Depth = 7
     """Drafting steps unrolled in training (training-time test)."""
     fc_norm: bool = False
-    """EAGLE-3.1: each of the three hidden states has an RMSNorm of its own before fc."""
+    """EAGLE-3.1: each auxiliary hidden state has an RMSNorm of its own before fc."""
     norm_output: bool = False
     """EAGLE-3.1: the next step is given the block's output after the last norm."""
     norm_before_fc: bool = False
-    """The three hidden states together have one RMSNorm before fc; not with fc_norm."""
+    """The auxiliary hidden states together have one RMSNorm before fc; not with fc_norm."""
     norm_before_residual: bool = False
     """The block's residual is the hidden state after its norm, as in many drafters of the speculators library."""
 

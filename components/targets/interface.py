@@ -2,8 +2,8 @@
 
 Names used everywhere: tokens are x_0, x_1, ...; column t is the position of x_t. A pass over it gives
   logits[t]: the distribution of x_{t+1};
-  taps[t]:   concat(HF hidden_states[2], hidden_states[n//2], hidden_states[n-3]) at column t, width 3 * hidden_size;
-             fewer than seven layers have others (shape.taps_of);
+  taps[t]:   the tapped layers' HF hidden_states at column t side by side, width N * hidden_size, N = number of taps:
+             the target's `tap_layers` (shape.taps_of unless set), or those that a pass names;
   last[t]:   the last layer's output BEFORE the final norm, width hidden_size.
 Shapes: B = sequences, T = rows of this pass, V = vocabulary, H = hidden size.
 """
@@ -13,20 +13,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.targets.shape import TargetShape
+from components.targets.shape import TapLayers, TargetShape
 
 
 class TargetPass(NamedTuple):
     """Outputs of one pass; those not requested are None."""
 
     logits: Tensor | None  # [B, T, V] float32, or [B, 1, V] of the last row only
-    taps: Tensor | None  # [B, T, 3H]
+    taps: Tensor | None  # [B, T, N * H]
     last: Tensor | None  # [B, T, H], before the final norm
 
 
@@ -80,6 +80,23 @@ class AbstractTarget(ABC):
     dtype: torch.dtype
     kernel: str  # of its linear layers: see load.open_target
     verifies_trees: bool = True  # False where layers keep a state, which follows one text
+    _tap_layers: TapLayers | None = None
+
+    @property
+    def tap_layers(self) -> TapLayers:
+        """The layers that a pass with `features` taps; they can be set, to different ones of 1 .. num_layers - 1."""
+        return self.shape.tap_layers if self._tap_layers is None else self._tap_layers
+
+    @tap_layers.setter
+    def tap_layers(self, layers: TapLayers) -> None:
+        assert all(0 < layer < self.shape.num_layers for layer in layers), f"{layers} of {self.shape.num_layers} layers"
+        self._tap_layers = layers
+
+    def tapped_by(self, features: bool | TapLayers) -> TapLayers:
+        """The layers that a pass taps with this argument `features`."""
+        if isinstance(features, bool):
+            return self.tap_layers if features else ()
+        return features
 
     @abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
@@ -93,7 +110,7 @@ class AbstractTarget(ABC):
         *,
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
-        features: bool = False,
+        features: bool | TapLayers = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
         """Append rows to the cache and return their outputs.
@@ -101,7 +118,7 @@ class AbstractTarget(ABC):
         ids: int64 [B, T]; row j of sequence b is column cache.lengths[b] + j.
         num_valid: int64 [B]; rows at and beyond num_valid[b] are padding: cache.lengths does not count them and their
             outputs are undefined ("last" is then row num_valid[b] - 1). None: all rows count.
-        features: also return taps and last.
+        features: also return taps and last; layers: tap these instead of `tap_layers`.
         tree: positions and mutual visibility of the rows, when they are no chain. The cache must then be told which
             rows to `keep` (or be truncated to where it was) before the next pass.
         """
@@ -136,6 +153,7 @@ class WrappedTarget(AbstractTarget):
         self.inner = inner
         self.shape, self.folder, self.device = inner.shape, inner.folder, inner.device
         self.dtype, self.kernel, self.verifies_trees = inner.dtype, inner.kernel, inner.verifies_trees
+        self.tap_layers = inner.tap_layers
 
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
         return self.inner.new_cache(batch_size, capacity)
@@ -149,3 +167,31 @@ class WrappedTarget(AbstractTarget):
     @property
     def embedding(self) -> Tensor:
         return self.inner.embedding
+
+
+def tapping(target: AbstractTarget, layers: TapLayers) -> AbstractTarget:
+    """The target with these taps; itself where it has them already."""
+    return target if target.tap_layers == layers else TappedTarget(target, layers)
+
+
+@final
+class TappedTarget(WrappedTarget):
+    """A target whose passes tap other layers than those of the one it wraps, which several drafters may share."""
+
+    def __init__(self, inner: AbstractTarget, layers: TapLayers) -> None:
+        super().__init__(inner)
+        self.tap_layers = layers
+
+    def forward(
+        self,
+        ids: Tensor,
+        cache: AbstractCache,
+        *,
+        num_valid: Tensor | None = None,
+        logits: Literal["all", "last", "none"] = "all",
+        features: bool | TapLayers = False,
+        tree: TreeRows | None = None,
+    ) -> TargetPass:
+        """As AbstractTarget."""
+        taps = self.tapped_by(features) or bool(features)
+        return self.inner.forward(ids, cache, num_valid=num_valid, logits=logits, features=taps, tree=tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from components.targets.config import facts_of, has_text_part, read_config, reso
 from components.targets.forward.llama import FastTarget, check_shapes, is_supported
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
-from components.targets.shape import TargetShape, shape_of
+from components.targets.shape import TargetShape, check_tap_layers, shape_of
 from components.targets.source import open_record
 from components.tensor_files import headers_in
 from components.text import message_of
@@ -35,6 +35,7 @@ def open_target(
     dtype: Literal["float32", "bfloat16", "auto"] = "auto",
     kernel: str = "auto",
     tapped: bool = True,
+    tap_layers: Sequence[int] | None = None,
 ) -> AbstractTarget:
     """Load a target's weights.
 
@@ -45,12 +46,14 @@ def open_target(
         longer. The `kernel` string of an opened target opens another one with the same kernels. "transformers" runs
         the model's own code; models that our forward pass does not cover always run there.
     tapped: False for a model that is not itself a target (a draft model may have too few layers for feature taps).
+    tap_layers: the layers whose states are the features, as HF hidden_states indices; None: those of shape.taps_of.
     Raises UserError when files are missing, damaged or changed since the artifact was made.
     """
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     location, trust = str(record["model"]), bool(record["trust_remote_code"])
     config = read_config(folder, location=location, trust_remote_code=trust)
     shape = shape_of(config, location, tapped=tapped)
+    taps = shape.tap_layers if tap_layers is None else check_tap_layers(tap_layers, shape.num_layers, location)
     files = _tensor_files(folder, location)
     dtype_name = record["dtype"] if dtype == "auto" and record["dtype"] else resolve_dtype(dtype, files.dtype, device)
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype_name]
@@ -66,14 +69,14 @@ def open_target(
             has_lm_head="lm_head.weight" in files.by_name and not config.tie_word_embeddings,
         )
         _check_rotations(fast, location)
-        fast.folder = folder
+        fast.folder, fast.tap_layers = folder, taps
         return fast
     _check_layers(shape, files.by_name, location)
     if not getattr(config, "quantization_config", None):
         _check_types(files.dtypes, location)
     model = transformers_model(folder, config, torch_dtype, trust, location)
     wrapped = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, location=location)
-    wrapped.folder = folder
+    wrapped.folder, wrapped.tap_layers = folder, taps
     return wrapped
 
 

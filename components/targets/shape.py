@@ -8,13 +8,18 @@ shape names the scaling of the target's rotary positions.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from components.contract import UserError
 from components.outside_json import JsonObject
 from components.text import message_of
+
+TapLayers = tuple[int, ...]
+"""Tapped layers as HF hidden_states indices, in the order in which their states stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,9 @@ class TargetShape:
     rope_scaling: str = ""  # of rope_scaling_of; "" where positions are rotated by rope_theta alone
 
     @property
-    def tap_layers(self) -> tuple[int, int, int]:
-        """HF hidden_states indices of the EAGLE-3 taps (0 is the embedding): see `taps_of`."""
-        return taps_of(self.num_layers)
+    def tap_layers(self) -> TapLayers:
+        """The layers that are tapped unless others are named: see `taps_of`; () where there are too few layers."""
+        return taps_of(self.num_layers) if self.num_layers >= MIN_LAYERS else ()
 
     @property
     def has_usual_taps(self) -> bool:
@@ -61,6 +66,29 @@ def taps_of(num_layers: int) -> tuple[int, int, int]:
     if num_layers < FEWEST_LAYERS_OF_USUAL_TAPS:
         return (1, num_layers // 2, num_layers - 1)
     return (2, num_layers // 2, num_layers - 3)
+
+
+def check_tap_layers(layers: Sequence[int], num_layers: int, location: str) -> TapLayers:
+    """The layers as a tuple; raises UserError (naming `location`) unless they ascend and the target has them all.
+
+    hidden_states[0] is the embedding, and the last layer's output is normed in some engines and raw in others.
+    """
+    taps = tuple(layers)
+    if fault := tap_layers_fault(taps):
+        raise UserError(f"{location}: tap_layers {fault}")
+    if taps[-1] >= num_layers:
+        raise UserError(
+            f"{location}: tap_layers {list(taps)!s:.60}: the target has {num_layers} layers, of which 1 to"
+            f" {num_layers - 1} can be tapped"
+        )
+    return taps
+
+
+def tap_layers_fault(layers: Sequence[int]) -> str:
+    """What is wrong with a list of tapped layers of any target, the end of a sentence; "" where nothing is."""
+    if layers and layers[0] >= 1 and all(one < other for one, other in itertools.pairwise(layers)):
+        return ""
+    return f"{list(layers)!s:.60} must be different layers from 1 on, ascending"
 
 
 _POSITIVE = (

@@ -161,7 +161,8 @@ def write_features(target: AbstractTarget, folder: Path) -> Features:
         "offsets": torch.arange(7) * 16,
     }
     save_file(tensors, folder_of(folder) / "shard-00000.safetensors")
-    manifest = {"target_key": "", "vocab_size": VOCAB_SIZE, "rows": rows, "shards": ["shard-00000.safetensors"]}
+    known = {"target_key": "", "tap_layers": list(target.tap_layers), "vocab_size": VOCAB_SIZE}
+    manifest = {**known, "rows": rows, "shards": ["shard-00000.safetensors"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return Features(key="f", path=folder)
 

@@ -36,6 +36,7 @@ from components.drafts.interface import (
     TreeProposer,
 )
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows, WrappedTarget
+from components.targets.shape import TapLayers
 
 SLICE_NS: Final = 40e6
 """Time of plain decoding in one slice: long against the cache misses after a change of arms, short against the seconds
@@ -242,7 +243,7 @@ class TimedTarget(WrappedTarget):
         *,
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
-        features: bool = False,
+        features: bool | TapLayers = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
         """Run and time one pass."""

@@ -2,8 +2,9 @@
 
 `manifest.json` lists the shards and their rows; `shard-00000.safetensors` holds whole conversations one after the
 other, so a row is a slice, and reading it maps only its pages of the file. A shard of N tokens in R rows holds:
-  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, 3H], last [N, H], offsets [R + 1] int64.
-Taps are HF hidden_states[2], [n//2], [n-3] side by side; last is the last layer's output BEFORE the final norm.
+  ids [N] int32, mask [N] bool (x_t is an answer token), taps [N, C H], last [N, H], offsets [R + 1] int64.
+Taps are the HF hidden_states of the manifest's C `tap_layers` side by side; last is the last layer's output BEFORE the
+final norm.
 
 Stored states are bf16, or fp8 with one power of two for each token and state; only `encode` and `decode` know the
 encoding. fp8 is e4m3 (1 sign, 4 exponent, 3 mantissa bits; Micikevicius et al. 2022, arXiv:2209.05433), half the bytes
@@ -43,6 +44,7 @@ from torch import Tensor
 from components.contract import Features, UserError
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
+from components.targets.shape import TapLayers
 
 Storage = Literal["bf16", "fp8", "none"]
 """none: hidden states are not stored but computed while training."""
@@ -51,8 +53,6 @@ FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 1.875 * 2.0**127
 """The largest e4m3 times a power of two that bf16 can hold. The few larger bf16, at most a sixteenth above, would round
 up to infinity."""
-STATES: Final = {"taps": 3, "last": 1}
-"""Number of states C in each tensor."""
 OPEN_SHARDS: Final = 64
 """The most shards mapped at a time: a mapping costs only address space, but keeps a file open."""
 
@@ -64,7 +64,7 @@ class Example(NamedTuple):
     workload: str
     ids: Tensor  # [T] int64
     mask: Tensor  # [T] bool: x_t is an answer token
-    taps: Tensor  # [T, 3H] bf16
+    taps: Tensor  # [T, C * H] bf16
     last: Tensor  # [T, H] bf16, before the final norm
 
 
@@ -87,7 +87,7 @@ class FeatureRow:
 class FeaturesManifest(TypedDict):
     """The content of `manifest.json`.
 
-    tap_layers: three indices of HF hidden_states. splits: split -> rows, tokens, answer_tokens. rows: fields of
+    tap_layers: C indices of HF hidden_states. splits: split -> rows, tokens, answer_tokens. rows: fields of
     FeatureRow. storage: absent in old artifacts, which are bf16. tokens_per_pass: only where states are not stored.
     """
 
@@ -193,7 +193,7 @@ class StoredFeatures(FeatureSource):
             def part(name: str) -> Tensor:
                 return self.shards.part(row, name, max_tokens)
 
-            states = (decode(name, part, storage) for name in ("taps", "last"))
+            states = (decode(name, part, storage) for name in STATES)
             return Example(row.row_id, row.workload, part("ids").long(), part("mask"), *states)
 
         return [example(row) for row in rows]
@@ -216,7 +216,8 @@ class LiveFeatures(FeatureSource):
         assert self.target is not None, "features on the fly need `computed_by` first"
         ids = [self.shards.part(row, "ids", max_tokens).long() for row in rows]
         states: dict[int, States] = {}
-        for passed in forward_passes(self.target, ids, int(self.manifest["tokens_per_pass"])):
+        taps = tuple(self.manifest["tap_layers"])
+        for passed in forward_passes(self.target, ids, int(self.manifest["tokens_per_pass"]), taps):
             states |= passed
         return [
             Example(row.row_id, row.workload, ids[place], self.shards.part(row, "mask", max_tokens), *states[place])
@@ -237,12 +238,12 @@ def open_features(features: Features) -> FeatureSource:
     return StoredFeatures(features.path, manifest)
 
 
-def encode(name: str, states: Tensor, storage: Storage) -> dict[str, Tensor]:
-    """The tensors to write for states [N, C * H]: `name`, and with fp8 `name`_exponents int8 [N, C]."""
+def encode(name: str, states: Tensor, storage: Storage, num_states: int) -> dict[str, Tensor]:
+    """The tensors to write for num_states C states [N, C * H]: `name`, and with fp8 `name`_exponents int8 [N, C]."""
     if storage == "bf16":
         return {name: states.to(torch.bfloat16)}
     assert storage == "fp8", storage
-    apart = states.float().unflatten(-1, (STATES[name], -1)).clamp(-LARGEST, LARGEST)
+    apart = states.float().unflatten(-1, (num_states, -1)).clamp(-LARGEST, LARGEST)
     largest = apart.abs().amax(-1, keepdim=True)
     # frexp: largest / max = m 2^e with m < 1: scaled by 2^-e nothing exceeds the largest e4m3, which has no infinity.
     exponents = torch.frexp(largest / torch.finfo(FP8).max).exponent.clamp(-126, 127)
@@ -256,21 +257,26 @@ def decode(name: str, part: Callable[[str], Tensor], storage: Storage) -> Tensor
     if storage == "bf16":
         return written
     assert storage == "fp8", storage
-    apart = written.float().unflatten(-1, (STATES[name], -1))
-    return torch.ldexp(apart, part(f"{name}_exponents").int()[..., None]).flatten(-2).to(torch.bfloat16)
+    exponents = part(f"{name}_exponents").int()
+    apart = written.float().unflatten(-1, (exponents.shape[-1], -1))
+    return torch.ldexp(apart, exponents[..., None]).flatten(-2).to(torch.bfloat16)
 
 
-def bytes_per_token(hidden_size: int, storage: Storage) -> int:
-    """Bytes on disk of a token: four states (three taps and the last), a token id and a mask byte."""
-    states = sum(STATES.values())
+def bytes_per_token(hidden_size: int, storage: Storage, num_taps: int) -> int:
+    """Bytes on disk of a token: its states (the taps and the last), a token id and a mask byte."""
+    states = num_taps + 1
     return {"bf16": states * 2 * hidden_size, "fp8": states * (hidden_size + 1), "none": 0}[storage] + 4 + 1
 
 
 class States(NamedTuple):
     """One row's states, bf16, on the target's device."""
 
-    taps: Tensor  # [T, 3H]
+    taps: Tensor  # [T, C * H]
     last: Tensor  # [T, H], before the final norm
+
+
+STATES: Final = States._fields
+"""Names of the tensors that hold states."""
 
 
 def group_rows(lengths: Sequence[int], tokens_per_pass: int) -> list[list[int]]:
@@ -289,8 +295,8 @@ def padded_tokens(lengths: Sequence[int], tokens_per_pass: int) -> int:
     return sum(len(group) * max(lengths[index] for index in group) for group in group_rows(lengths, tokens_per_pass))
 
 
-def forward_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
-    """Compute the states of rows of token ids, int64 [T] each, in one forward pass.
+def forward_pass(model: AbstractTarget, rows: Sequence[Tensor], taps: TapLayers = ()) -> list[States]:
+    """Compute the states of rows of token ids, int64 [T] each, in one forward pass. taps: (): the target's own.
 
     Raises UserError where a state is infinite or not a number: a drafter could not learn from it.
     """
@@ -298,7 +304,7 @@ def forward_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
     ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
     for place, row in enumerate(rows):
         ids[place, : len(row)] = row
-    passed = model.forward(ids, model.new_cache(*ids.shape), logits="none", features=True)
+    passed = model.forward(ids, model.new_cache(*ids.shape), logits="none", features=taps or True)
     assert passed.taps is not None and passed.last is not None
     both = zip(passed.taps, passed.last, lengths, strict=True)
     states = [States(taps[:n].to(torch.bfloat16), last[:n].to(torch.bfloat16)) for taps, last, n in both]
@@ -309,7 +315,9 @@ def forward_pass(model: AbstractTarget, rows: Sequence[Tensor]) -> list[States]:
     return states
 
 
-def forward_passes(model: AbstractTarget, rows: Sequence[Tensor], tokens_per_pass: int) -> Iterator[dict[int, States]]:
+def forward_passes(
+    model: AbstractTarget, rows: Sequence[Tensor], tokens_per_pass: int, taps: TapLayers = ()
+) -> Iterator[dict[int, States]]:
     """For each pass, {index into `rows`: states} of the rows in it."""
     for group in group_rows([len(row) for row in rows], tokens_per_pass):
-        yield dict(zip(group, forward_pass(model, [rows[index] for index in group]), strict=True))
+        yield dict(zip(group, forward_pass(model, [rows[index] for index in group], taps), strict=True))

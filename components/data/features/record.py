@@ -1,10 +1,10 @@
 """Steps `data.record_features` and `data.features_on_the_fly`: the target's hidden states at its answers.
 
-Answers take a few bytes per token, features 8 bytes per hidden unit and token (4 as fp8). `record_features` runs the
-target over its answers again and stores them: each shard of answers becomes one shard of features, written atomically,
-and the shard alone decides which rows share a pass, so every process writes the same bytes. `features_on_the_fly` is
-for features that do not fit on disk or are used once: its artifact holds tokens, masks and the manifest, and
-`train_draft` computes the hidden states batch by batch (format.py).
+Answers take a few bytes per token, features of three taps 8 bytes per hidden unit and token (4 as fp8).
+`record_features` runs the target over its answers again and stores them: each shard of answers becomes one shard of
+features, written atomically, and the shard alone decides which rows share a pass, so every process writes the same
+bytes. `features_on_the_fly` is for features that do not fit on disk or are used once: its artifact holds tokens, masks
+and the manifest, and `train_draft` computes the hidden states batch by batch (format.py).
 
 Both estimate the cost first. Bytes follow from the number of tokens, and a disk that cannot hold them is refused.
 Seconds are extrapolated from a few of the passes that will run, padding included: the probe runs in the recording
@@ -19,10 +19,10 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from safetensors import safe_open
@@ -44,7 +44,7 @@ from components.data.formats.responses import Conversation, open_answers, read_s
 from components.files import sweep, written_whole
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
-from components.targets.shape import taps_of
+from components.targets.shape import TapLayers, check_tap_layers, taps_of
 
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
@@ -55,10 +55,17 @@ PROBE_SECONDS: Final = 20.0
 
 
 def record_features(
-    target: Target, answers: Conversations, *, tokens_per_pass: int, storage: Literal["bf16", "fp8"], ctx: Context
+    target: Target,
+    answers: Conversations,
+    *,
+    tap_layers: list[int] | None,
+    tokens_per_pass: int,
+    storage: Literal["bf16", "fp8"],
+    ctx: Context,
 ) -> Features:
     """The step `data.record_features`; its settings are explained in components/data/steps.py."""
     facts = target_facts(target)
+    taps = chosen_taps(tap_layers, facts, "data.record_features")
     names = open_answers(answers).shards
     num_threads = threads_for(facts["num_params"], ctx.num_threads)
     shards = [
@@ -66,6 +73,7 @@ def record_features(
             file=ctx.out / name,
             answers=answers.path / name,
             target=target.path,
+            taps=taps,
             tokens_per_pass=tokens_per_pass,
             storage=storage,
             device=ctx.device,
@@ -75,7 +83,7 @@ def record_features(
     ]
     todo = unfinished(shards)
     num_tokens, hidden_size = int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"])
-    check_space(ctx, num_tokens, hidden_size, storage, share_left=len(todo) / max(1, len(names)))
+    check_space(ctx, num_tokens, hidden_size, storage, len(taps), share_left=len(todo) / max(1, len(names)))
     if todo:
         seconds = estimated_seconds(ctx, todo[0], [shard.answers for shard in todo])
         if seconds is not None:
@@ -83,18 +91,21 @@ def record_features(
     for _ in ctx.map(record_shard, shards, what="shards of features"):
         pass
     sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, storage)
+    return write_features_manifest(ctx, target, answers, names, taps, storage)
 
 
-def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pass: int, ctx: Context) -> Features:
+def features_on_the_fly(
+    target: Target, answers: Conversations, *, tap_layers: list[int] | None, tokens_per_pass: int, ctx: Context
+) -> Features:
     """The step `data.features_on_the_fly`; its settings are explained in components/data/steps.py."""
     facts = target_facts(target)
-    names = open_answers(answers).shards
-    check_space(ctx, int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"]), "none", share_left=1.0)
+    taps = chosen_taps(tap_layers, facts, "data.features_on_the_fly")
+    names, hidden_size = open_answers(answers).shards, int(facts["shape"]["hidden_size"])
+    check_space(ctx, int(answers.info["num_tokens"]), hidden_size, "none", len(taps), share_left=1.0)
     if names:
         shards = [answers.path / name for name in names]
         num_threads = threads_for(facts["num_params"], ctx.num_threads)
-        shard = FeatureShard(ctx.out, shards[0], target.path, tokens_per_pass, "none", ctx.device, num_threads)
+        shard = FeatureShard(ctx.out, shards[0], target.path, taps, tokens_per_pass, "none", ctx.device, num_threads)
         seconds = estimated_seconds(ctx, shard, shards)
         if seconds is not None:
             about = f"about {format_duration(seconds)} of every epoch of training"
@@ -103,7 +114,17 @@ def features_on_the_fly(target: Target, answers: Conversations, *, tokens_per_pa
         with written_whole(ctx.out / name) as beside:
             shutil.copyfile(answers.path / name, beside)
     sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, "none", tokens_per_pass)
+    return write_features_manifest(ctx, target, answers, names, taps, "none", tokens_per_pass)
+
+
+def chosen_taps(tap_layers: Sequence[int] | None, facts: Mapping[str, Any], location: str) -> TapLayers:
+    """The setting as a tuple, None being the usual layers of the target; facts: of `target_facts`.
+
+    Raises:
+        UserError: layers that do not ascend, or that the target does not have.
+    """
+    num_layers = int(facts["shape"]["num_layers"])
+    return taps_of(num_layers) if tap_layers is None else check_tap_layers(tap_layers, num_layers, location)
 
 
 @dataclass(frozen=True)
@@ -113,6 +134,7 @@ class FeatureShard:
     file: Path
     answers: Path
     target: Path
+    taps: TapLayers
     tokens_per_pass: int
     storage: Storage
     device: str
@@ -134,12 +156,10 @@ def _write_shard(
     lengths = [len(row) for row in ids]
     encoded_rows: dict[int, dict[str, torch.Tensor]] = {}  # tensors of each row as stored on disk
     done = 0
-    for states_by_row in forward_passes(model, ids, shard.tokens_per_pass):
+    for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
         for index, states in states_by_row.items():
-            parts = states._asdict().items()
-            encoded_rows[index] = {
-                k: v for name, part in parts for k, v in encode(name, part.cpu(), shard.storage).items()
-            }
+            taps = encode("taps", states.taps.cpu(), shard.storage, len(shard.taps))
+            encoded_rows[index] = taps | encode("last", states.last.cpu(), shard.storage, 1)
             done += lengths[index]
         report_progress(done / sum(lengths))
     tensors = {
@@ -158,6 +178,7 @@ def write_features_manifest(
     target: Target,
     answers: Conversations,
     names: Sequence[str],
+    taps: TapLayers,
     storage: Storage,
     tokens_per_pass: int | None = None,
 ) -> Features:
@@ -167,7 +188,7 @@ def write_features_manifest(
     manifest: FeaturesManifest = {
         "target_key": target.key,
         "answers_key": answers.key,
-        "tap_layers": list(taps_of(int(shape["num_layers"]))),
+        "tap_layers": list(taps),
         "hidden_size": int(shape["hidden_size"]),
         "vocab_size": int(shape["vocab_size"]),
         "dtype": "bfloat16",
@@ -207,10 +228,12 @@ def _split_sizes(rows: Sequence[FeatureRow]) -> dict[str, dict[str, int]]:
     return sizes
 
 
-def check_space(ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, *, share_left: float) -> None:
+def check_space(
+    ctx: Context, num_tokens: int, hidden_size: int, storage: Storage, num_taps: int, *, share_left: float
+) -> None:
     """Log the size of the features on disk; raises UserError when the disk has no room for the share left to write."""
-    size = num_tokens * bytes_per_token(hidden_size, storage)
-    what = "ids and masks only" if storage == "none" else f"4 x {hidden_size} {storage}"
+    size = num_tokens * bytes_per_token(hidden_size, storage, num_taps)
+    what = "ids and masks only" if storage == "none" else f"{num_taps + 1} x {hidden_size} {storage}"
     ctx.note(f"features: {num_tokens} tokens x {what} = {size / 2**20:.0f} MiB on disk")
     free = shutil.disk_usage(ctx.out).free
     if size * share_left + SPARE_BYTES > free:
@@ -249,7 +272,9 @@ def seconds_per_token(probe: FeatureShard) -> float:
         if number == 1:
             seconds, tokens = 0.0, 0  # the first pass has warmed up
         start = time.perf_counter()
-        forward_pass(model, [rows[index] for index in group])  # it reads finiteness on the CPU: nothing is pending
+        forward_pass(
+            model, [rows[index] for index in group], probe.taps
+        )  # it reads finiteness on the CPU: nothing is pending
         seconds += time.perf_counter() - start
         tokens += len(group) * max(len(rows[index]) for index in group)
     return seconds / tokens

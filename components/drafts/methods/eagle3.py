@@ -1,10 +1,11 @@
-"""EAGLE-3: one decoder layer that drafts from three of the target's hidden states (Li et al. 2025, arXiv:2503.01840).
+"""EAGLE-3: one decoder layer that drafts from several of the target's hidden states (Li et al. 2025, arXiv:2503.01840).
 
 Column t pairs g_t = fc(taps_t) with the token x_{t+1}. The layer reads both concatenated, its output a_t drafts x_{t+2}
 through `norm` and a pruned LM head, and a_t takes the place of g at the next step: fc is for target features only.
 Names and layout are those of the first public release, which llama.cpp, vLLM, SGLang and MNN load:
   u = [input_layernorm(e(x_{t+1+k})) ; hidden_norm(g)], q, k, v from u (2H wide), residual = g un-normed,
   then post-attention norm and SwiGLU; the embedding is the target's own and frozen.
+The taps are those of its target, three in the paper (targets/shape.py taps_of), any N layers here.
 The training-time test (the paper's section 3.2) is in training_time_test.py; gradients flow through all steps.
 
 EAGLE-3.1's two changes are settings, off by default (vLLM pull request 42764; speculators' names):
@@ -49,16 +50,14 @@ from components.drafts.training.losses import step_losses, teacher_at_target_col
 from components.targets.forward.linear import lay_out
 from components.targets.interface import AbstractTarget
 
-NUM_TAPS = 3
 
-
-def tap_sizes(taps: Tensor) -> Tensor:
-    """The root mean square of each of the three hidden states of a sample [M, 3H]: float32 [3]."""
-    return taps.float().unflatten(-1, (NUM_TAPS, -1)).square().mean((0, 2)).sqrt().clamp(min=1e-6)
+def tap_sizes(taps: Tensor, hidden_size: int) -> Tensor:
+    """The root mean square of each of the N hidden states of a sample [M, N * H]: float32 [N]."""
+    return taps.float().unflatten(-1, (-1, hidden_size)).square().mean((0, 2)).sqrt().clamp(min=1e-6)
 
 
 def scale_fuse(fc: nn.Linear, sizes: Tensor) -> None:
-    """Scale a new fc so that taps of these sizes [3] fuse to a state of size one."""
+    """Scale a new fc so that taps of these sizes [N] fuse to a state of size one."""
     fc.weight.div_(INIT_STD).mul_(fc.in_features**-0.5).div_(sizes.repeat_interleave(fc.out_features).to(fc.weight))
 
 
@@ -89,12 +88,13 @@ class Eagle3(OneBlockDraft):
         super().__init__(target, settings, draft_ids, settings.ttt_steps)
         shape, hidden, eps = self.shape, self.shape.hidden_size, self.shape.rms_norm_eps
         self.norm_output, self.norm_before_residual = settings.norm_output, settings.norm_before_residual
-        self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
+        num_taps = len(target.tap_layers)
+        self.fc = TrainingLinear(num_taps * hidden, hidden)
         self.midlayer = FirstLayer(shape)
         self.norm = RmsNorm(hidden, eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
-        self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(NUM_TAPS)) if settings.fc_norm else None
-        self.input_norm = RmsNorm(NUM_TAPS * hidden, eps) if settings.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RmsNorm(hidden, eps) for _ in range(num_taps)) if settings.fc_norm else None
+        self.input_norm = RmsNorm(num_taps * hidden, eps) if settings.norm_before_fc else None
         self.embed_tokens = OwnEmbedding(target) if settings.own_embedding else None
 
     @classmethod
@@ -118,18 +118,21 @@ class Eagle3(OneBlockDraft):
         A residual stream grows from layer to layer (the built-in target's taps measure 30, 49 and 60), and g is the
         layer's own residual, un-normed: unscaled, it drowns what the token and the layer add to it for most of a short
         training (held-out AL over 5 steps after 300 Muon steps: 1.88, scaled 2.59; one seed). With fc_norm all taps
-        measure one, with norm_before_fc all three together.
+        measure one, with norm_before_fc all together.
         """
-        sizes = tap_sizes(taps) if self.fc_norm is None else taps.new_ones(NUM_TAPS, dtype=torch.float32)
+        sizes = tap_sizes(taps, self.shape.hidden_size)
+        if self.fc_norm is not None:
+            sizes = torch.ones_like(sizes)
         if self.input_norm is not None:
             sizes = sizes / sizes.square().mean().sqrt()
         scale_fuse(self.fc, sizes)
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean())}
 
     def features(self, taps: Tensor, last: Tensor) -> Tensor:
-        """g = fc(taps): [..., 3H] -> float32 [..., H]."""
+        """g = fc(taps): [..., N * H] -> float32 [..., H]."""
         if self.fc_norm is not None:
-            taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps.chunk(NUM_TAPS, -1), strict=True)], -1)
+            apart = taps.split(self.shape.hidden_size, -1)
+            taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, apart, strict=True)], -1)
         if self.input_norm is not None:
             taps = self.input_norm(taps)
         return self.fc(taps.to(self.fc.weight.dtype)).float()
@@ -166,7 +169,7 @@ class Eagle3(OneBlockDraft):
         if self.fc_norm is not None:
             parts = zip(fuse_weight.split(hidden_size, 1), self.fc_norm, strict=True)
             fuse_weight = torch.cat([unit_norm.folded(part, norm) for part, norm in parts], 1)  # type: ignore[arg-type]
-        wide_norm = UnitNorm(NUM_TAPS * hidden_size, self.shape.rms_norm_eps, dtype, block.device)
+        wide_norm = UnitNorm(fuse_weight.shape[1], self.shape.rms_norm_eps, dtype, block.device)
         if self.input_norm is not None:
             fuse_weight = wide_norm.folded(fuse_weight, self.input_norm)
         residual_norm = (layer.hidden_norm.weight.detach() * unit_norm.scale).to(dtype)
@@ -177,9 +180,7 @@ class Eagle3(OneBlockDraft):
             taps = committed.taps.to(dtype)
             if self.input_norm is not None:
                 return fuse(wide_norm(taps))
-            return fuse(
-                taps if self.fc_norm is None else unit_norm(taps.unflatten(-1, (NUM_TAPS, hidden_size))).flatten(-2)
-            )
+            return fuse(taps if self.fc_norm is None else unit_norm(taps.unflatten(-1, (-1, hidden_size))).flatten(-2))
 
         def inputs(tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
             normed = unit_norm(hidden)

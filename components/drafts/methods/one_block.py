@@ -76,7 +76,7 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
 
     @abstractmethod
     def features(self, taps: Tensor, last: Tensor) -> Tensor:
-        """The input of step 0: taps [..., 3H] and last-layer outputs [..., H] of the target -> float32 [..., H]."""
+        """The input of step 0: taps [..., N * H] and last-layer outputs [..., H] of the target -> float32 [..., H]."""
 
     @abstractmethod
     def attention_inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ target, K = 7, 300 steps, one seed: 50 % of chains keep one draft token, 20 % tw
 Any K up to 16 is trained, decoded and exported; since mask rows differ in position alone, a chain may exceed the
 trained K by EXTRA_DEPTH tokens.
 
-Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [3H].
+Tensor names are EAGLE-3's with `layers.0.*`, `layers.1.*` as in speculators and vLLM, and `mask_hidden` [N * H].
 Deviations: 2 layers by default, where the paper has 4 (built-in target, 300 steps, one seed: held-out AL
 1.79 with 4 and 1.76 with 2, which cost half as much); the mask token is a vector of its own, `mask_token` [H], instead
 of a row of a trained copy of the embedding (the target's own stays frozen); roots are sampled by shuffling the exactly
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from components.drafts.interface import Batch, CommittedPositions, StepLosses
 from components.drafts.methods.batched import DepthDraft, merged
-from components.drafts.methods.eagle3 import NUM_TAPS, FirstLayer, scale_fuse, tap_sizes
+from components.drafts.methods.eagle3 import FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.one_block import EXTRA_DEPTH
 from components.drafts.methods.training_time_test import attend, select_rows
 from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
@@ -73,7 +73,7 @@ from components.targets.interface import AbstractTarget
 class Decoder(NamedTuple):
     """Frozen copies of the weights, laid out for decoding."""
 
-    fuse: Linear  # [T, 3H] -> [T, H]
+    fuse: Linear  # [T, N * H] -> [T, H]
     token_part: TokenTable  # the token half of the first layer's q, k, v
     hidden_part: Linear  # the feature half, hidden_norm's weight folded in
     masked_qkv: Tensor  # [1, (A + 2G) D], the first layer's q, k, v of a mask row
@@ -104,13 +104,14 @@ class PEagle(DepthDraft[Decoder]):
         shape = self.shape = BlockShape.of(target, settings.intermediate_size, settings.own_block)
         hidden, self.num_steps = shape.hidden_size, settings.parallel_depth
         self.max_depth = self.num_steps + EXTRA_DEPTH
-        self.fc = TrainingLinear(NUM_TAPS * hidden, hidden)
+        num_taps = len(target.tap_layers)
+        self.fc = TrainingLinear(num_taps * hidden, hidden)
         self.layers = nn.ModuleList([FirstLayer(shape), *(LlamaLayer(shape) for _ in range(settings.num_layers - 1))])
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
         self.lm_head = TrainingLinear(hidden, draft_ids.numel())
         self.embed_tokens = OwnEmbedding(target) if settings.own_embedding else None
         self.mask_token = nn.Parameter(torch.zeros(hidden))
-        self.mask_hidden = nn.Parameter(torch.zeros(NUM_TAPS * hidden))
+        self.mask_hidden = nn.Parameter(torch.zeros(num_taps * hidden))
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> PEagle:
@@ -143,7 +144,7 @@ class PEagle(DepthDraft[Decoder]):
     @torch.no_grad()
     def scale_to_target_features(self, taps: Tensor) -> None:
         """As EAGLE-3; the mask state starts at the size of the hidden states it replaces, and learns at that rate."""
-        sizes = tap_sizes(taps)
+        sizes = tap_sizes(taps, self.shape.hidden_size)
         scale_fuse(self.fc, sizes)
         self.mask_hidden.mul_(sizes.repeat_interleave(self.shape.hidden_size).to(self.mask_hidden))
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean()), "mask_hidden": float(sizes.mean())}
@@ -183,8 +184,8 @@ class PEagle(DepthDraft[Decoder]):
     ) -> list[Tensor]:
         """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
 
-        taps: [B, T, 3H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not rising;
-        causal: positions and visibility of the columns; None: a document each row.
+        taps: [B, T, N * H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not
+        rising; causal: positions and visibility of the columns; None: a document each row.
         """
         causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
         columns = self.fc(taps.to(self.fc.weight.dtype)).float()  # [B, T, H]

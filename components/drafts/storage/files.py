@@ -1,7 +1,8 @@
 """Drafters on disk: writing, reading and opening them.
 
 `draft.json`: {"format", "method", "settings" (what `build` takes), "num_steps" (trained depth), "max_depth",
-"draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...}.
+"draft_vocab_size", "num_parameters", "target": {"key", "hidden_size", "vocab_size", "num_layers"}, "held_out_al", ...};
+"tap_layers" (Hugging Face hidden_states indices) where a drafter reads other layers of its target than the usual ones.
 `model.safetensors`: the drafter's own tensors, float32, under the names that engines know (see each method), and
   d2t int64 [N] (target id = i + d2t[i]) and t2d bool [V].
 A method without training has the first file alone, with "trained": false; with "cached_answers" also
@@ -31,8 +32,9 @@ from components.drafts.settings import Settings, require_method, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
 from components.methods import METHODS, load_object
 from components.outside_json import JsonObject, read_object
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
 from components.targets.load import target_facts
+from components.targets.shape import TapLayers, check_tap_layers, tap_layers_fault
 from components.tensor_files import read_header, require_finite
 from components.text import message_of
 from components.weight_format import Storage
@@ -54,8 +56,9 @@ class TargetSizes(TypedDict):
 class DraftRecord(TypedDict):
     """draft.json.
 
-    settings: what `build` takes. num_steps: trained depth. trained: absent where it is. cached_answers: earlier answers
-    that it copies from. storage, quantised_from: of a drafter whose weights were rounded.
+    settings: what `build` takes. num_steps: trained depth. tap_layers: see `taps_of_draft`. trained: absent where it
+    is. cached_answers: earlier answers that it copies from. storage, quantised_from: of a drafter whose weights were
+    rounded.
     """
 
     format: int
@@ -67,6 +70,7 @@ class DraftRecord(TypedDict):
     draft_vocab_size: int
     num_parameters: int
     target_key: NotRequired[str]
+    tap_layers: NotRequired[list[int]]
     trained: NotRequired[bool]
     cached_answers: NotRequired[int]
     storage: NotRequired[JsonObject]
@@ -95,7 +99,10 @@ def save_draft(
     weights: Mapping[str, Tensor],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write draft.json and model.safetensors; `facts` are added to draft.json (target_key, ...)."""
+    """Write draft.json and model.safetensors; `facts` are added to draft.json (target_key, ...).
+
+    target: with the taps that the drafter reads.
+    """
     tensors = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     num_parameters = sum(weight.numel() for weight in tensors.values())
     ids = draft_ids.cpu()
@@ -114,9 +121,16 @@ def save_draft(
             "vocab_size": shape.vocab_size,
             "num_layers": shape.num_layers,
         },
+        **own_taps(method, target),
         **facts,
     }
     write_record(directory, record)
+
+
+def own_taps(method: str, target: AbstractTarget) -> dict[str, list[int]]:
+    """The entry `tap_layers` of draft.json; {} where the method reads no taps, or the target's usual ones."""
+    usual = not METHODS[method].reads_taps or target.tap_layers == target.shape.tap_layers
+    return {} if usual else {"tap_layers": list(target.tap_layers)}
 
 
 def write_record(directory: Path, record: Mapping[str, Any]) -> None:
@@ -191,6 +205,10 @@ def _check_record(record: Mapping[str, Any], location: str) -> None:
         first = error.errors(include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))!r:.80}: {first['msg']}"
         raise UserError(f"{location}: method {method} does not take its settings ({fault}); train it again") from error
+    if (taps := record.get("tap_layers")) is not None:
+        numbers = isinstance(taps, list) and all(type(layer) is int for layer in taps)
+        if fault := tap_layers_fault(taps) if numbers else f"{taps!r:.40} is no list of layers":
+            raise UserError(f"{location}: tap_layers {fault}; train the drafter again")
     try:
         Storage.from_record(record)
     except ValueError as error:
@@ -229,6 +247,7 @@ def open_draft(
     """
     record, tensors = read_draft(draft.path)
     check_target(draft.path, record, target)
+    target = tapping(target, check_tap_layers(taps_of_draft(record, target), target.shape.num_layers, str(draft.path)))
     if not record.get("trained", True):
         every_token = torch.arange(target.shape.vocab_size)
         untrained: Drafter = build_draft(record["method"], target, record["settings"], every_token)
@@ -249,6 +268,11 @@ def open_draft(
     network.eval().requires_grad_(False)
     network.prepare_decoding(dtype, kernel)
     return network
+
+
+def taps_of_draft(record: DraftRecord, target: AbstractTarget) -> TapLayers:
+    """The layers that a drafter reads: its own, or the target's usual ones."""
+    return tuple(record.get("tap_layers", target.shape.tap_layers))
 
 
 def _read_answers(directory: Path, vocab_size: int) -> list[list[int]]:

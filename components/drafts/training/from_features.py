@@ -36,14 +36,16 @@ from components.drafts.settings import (
 from components.drafts.storage.files import (
     check_target,
     method_class,
+    own_taps,
     pop_vocabulary,
     read_draft,
     save_draft,
     save_untrained,
+    taps_of_draft,
 )
 from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.loop import Schedule, greedy_examples, train
-from components.methods import MethodName
+from components.methods import METHODS, MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
@@ -79,7 +81,8 @@ def train_from_features(
     rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
     if not rows:
         raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
-    model = open_target(target, device=ctx.device, kernel="plain")  # plain: the same bits in every process
+    taps = data.manifest["tap_layers"]
+    model = open_target(target, device=ctx.device, kernel="plain", tap_layers=taps)  # plain: the same bits everywhere
     data = data.computed_by(model)
 
     start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
@@ -118,6 +121,7 @@ def train_from_features(
         "held_out_answers": len(held_out),
         "best_step": progress.best_step,
         "optimiser_steps": schedule.num_steps,
+        **own_taps(method, model),
         **(start.facts if start is not None else {}),
     }
     if warm_start and progress.best_step == 0:
@@ -221,13 +225,20 @@ def read_warm_start(start_from: Draft, method: str, draft_vocab_size: int, targe
     """Read the drafter to start from; draft_vocab_size 0 accepts any vocabulary size.
 
     Raises:
-        UserError: it is of another method, for a target of another shape, or has another vocabulary size.
+        UserError: it is of another method, for a target of another shape or with other taps, or has another vocabulary
+            size.
     """
     record, tensors = read_draft(start_from.path)
     label = f"start_from ({start_from.key[:12]})"
     if record["method"] != method:
         raise UserError(f"{label} is of method {record['method']}, not {method}; set method: {record['method']}")
     check_target(start_from.path, record, target)
+    taps = taps_of_draft(record, target)
+    if METHODS[method].reads_taps and taps != target.tap_layers:
+        raise UserError(
+            f"{label} reads hidden_states{list(taps)}, and these features hold {list(target.tap_layers)}: record them"
+            f" with tap_layers: {list(taps)}"
+        )
     ids = pop_vocabulary(start_from.path, tensors, target.shape.vocab_size)
     if draft_vocab_size not in (0, ids.numel()):
         raise UserError(

@@ -142,7 +142,8 @@ def _untrained_drafter(
 def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
     """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
     text = torch.tensor(trial.prompt + trial.plain)
-    out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=True)
+    features = drafter.needs_features or True
+    out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=features)
     assert out.taps is not None and out.last is not None
     return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth))
 

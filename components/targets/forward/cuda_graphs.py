@@ -27,6 +27,7 @@ from torch import Tensor
 from components.targets.forward.llama import FastTarget, Geometry
 from components.targets.forward.static_cache import StaticCache
 from components.targets.interface import AbstractCache, TargetPass, TreeRows, WrappedTarget
+from components.targets.shape import TapLayers
 
 MAX_RECORDED_ROWS = 32  # of one sequence in a pass that is recorded; longer ones are prefill, bound by arithmetic
 
@@ -40,7 +41,7 @@ class GraphedTarget(WrappedTarget):
         super().__init__(inner)
         self.kernel = f"{inner.kernel}+graphs"
         self._pool: dict[tuple[int, int], list[tuple[Tensor, weakref.ref[StaticCache]]]] = {}
-        self._passes: dict[tuple[int, int, int, bool], _StaticPass] = {}
+        self._passes: dict[tuple[int, int, int, bool | TapLayers], _StaticPass] = {}
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticCache:
         """As AbstractTarget; reuses the memory of a released cache of this size and frees other unused memory.
@@ -65,11 +66,11 @@ class GraphedTarget(WrappedTarget):
         *,
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
-        features: bool = False,
+        features: bool | TapLayers = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
         assert isinstance(cache, StaticCache)
-        num_rows = ids.shape[1]
+        num_rows, features = ids.shape[1], self.tapped_by(features) or bool(features)
         ordinary = num_valid is not None or tree is not None or num_rows > MAX_RECORDED_ROWS or logits == "none"
         longest = int(cache.lengths.max()) + num_rows
         if ordinary or longest == num_rows or not self._has_pooled_memory(cache):
@@ -101,7 +102,7 @@ class GraphedTarget(WrappedTarget):
 class _StaticPass:
     """T rows of B sequences over the first `window` columns of one cache."""
 
-    def __init__(self, target: FastTarget, kv: Tensor, num_rows: int, window: int, features: bool) -> None:
+    def __init__(self, target: FastTarget, kv: Tensor, num_rows: int, window: int, features: bool | TapLayers) -> None:
         num_sequences, device = kv.shape[1], target.device
         self.target, self.cache, self.features = target, StaticCache(kv), features
         self.ids = torch.zeros(num_sequences, num_rows, dtype=torch.int64, device=device)

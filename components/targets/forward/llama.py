@@ -28,7 +28,7 @@ from components.contract import UserError
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.forward.static_cache import StaticCache, additive, tree_mask
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
-from components.targets.shape import TargetShape, is_full_attention, kv_bytes_per_token, rope_parameters
+from components.targets.shape import TapLayers, TargetShape, is_full_attention, kv_bytes_per_token, rope_parameters
 
 ReadWeight = Callable[[str], Tensor]
 
@@ -188,7 +188,7 @@ class FastTarget(AbstractTarget):
         *,
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
-        features: bool = False,
+        features: bool | TapLayers = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
         assert isinstance(cache, StaticCache)
@@ -214,18 +214,18 @@ class FastTarget(AbstractTarget):
         num_sequences: int,
         num_rows: int,
         logits: bool,
-        features: bool,
+        features: bool | TapLayers,
     ) -> TargetPass:
         """All layers over embedded rows [B * T, H]; gives `last` always, logits of every row and taps on request."""
-        tapped = []
+        taps, tapped = self.tapped_by(features), dict[int, Tensor]()
         for index, layer in enumerate(self._layers):
-            if features and index in self.shape.tap_layers:
-                tapped.append(x)
+            if index in taps:
+                tapped[index] = x
             x = self._run_layer(layer, index, x, geometry, cache, num_sequences, num_rows)
         shape = (num_sequences, num_rows, -1)
         return TargetPass(
             self.unembed(self.final_norm(x)).view(shape) if logits else None,
-            torch.cat(tapped, dim=-1).view(shape) if features else None,
+            torch.cat([tapped[index] for index in taps], dim=-1).view(shape) if taps else None,
             x.view(shape),
         )
 

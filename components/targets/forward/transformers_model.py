@@ -20,7 +20,7 @@ from components.targets.forward.layer_masks import mask_plan
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
 from components.targets.forward.slot_cache import SlotCache, cache_layers
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
-from components.targets.shape import MIN_LAYERS, TargetShape
+from components.targets.shape import TapLayers, TargetShape
 from components.text import message_of
 
 _MOST_MASKED = 1 << 26
@@ -95,10 +95,7 @@ class TransformersTarget(AbstractTarget):
         # Granite divides by behind the head, and head_scaling counts it already.
         if factor != 1.0 and not getattr(self._config, "logits_scaling", None):
             self._scale *= factor
-        # A draft model may have too few layers for taps; it needs none.
-        self._taps = [tap - 1 for tap in self.shape.tap_layers] if self.shape.num_layers >= MIN_LAYERS else []
-        for index in self._taps:
-            layers[index].register_forward_hook(self._catcher(index))
+        self._layers, self._hooked = layers, set[int]()
         self._norm.register_forward_pre_hook(self._norm_catcher())
         if not self.verifies_trees:
             self._recorder = Recorder(find_recurrent_modules(decoder, empty, lambda cache: self._run(ids, cache)))
@@ -133,10 +130,17 @@ class TransformersTarget(AbstractTarget):
                     return module, factor
         return None
 
-    def _catcher(self, index: int) -> Any:
+    def _hook(self, taps: TapLayers) -> None:
+        """Catch the hidden_states of these taps from now on: hidden_states[i] is the output of layer i - 1."""
+        for tap in taps:
+            if tap not in self._hooked:
+                self._hooked.add(tap)
+                self._layers[tap - 1].register_forward_hook(self._catcher(tap))
+
+    def _catcher(self, tap: int) -> Any:
         def catch(module: Any, inputs: Any, output: Any) -> None:
             if self._catching:
-                self._caught[index] = output[0] if isinstance(output, tuple) else output
+                self._caught[tap] = output[0] if isinstance(output, tuple) else output
 
         return catch
 
@@ -172,7 +176,7 @@ class TransformersTarget(AbstractTarget):
         *,
         num_valid: Tensor | None = None,
         logits: Literal["all", "last", "none"] = "all",
-        features: bool = False,
+        features: bool | TapLayers = False,
         tree: TreeRows | None = None,
     ) -> TargetPass:
         assert isinstance(cache, SlotCache)
@@ -193,7 +197,8 @@ class TransformersTarget(AbstractTarget):
             keep = torch.zeros(1, dtype=torch.int64, device=self.device)
         if cache.states is not None:
             cache.states.protect(num_rows)
-        self._catching = True
+        self._catching, taps = True, self.tapped_by(features)
+        self._hook(taps)
         try:
             with self._recorder.recording() as calls:
                 output = self.model(
@@ -215,14 +220,14 @@ class TransformersTarget(AbstractTarget):
             scores = scores[torch.arange(num_sequences, device=self.device), place].unsqueeze(1)
         if not features:
             return TargetPass(scores, None, None)
-        if any(caught[tap].shape != caught["last"].shape for tap in self._taps):
-            streams = list(caught[self._taps[0]].shape)
+        if any(caught[tap].shape != caught["last"].shape for tap in taps):
+            streams = list(caught[taps[0]].shape)
             raise UserError(
                 f"{self._location}: its layers pass on several streams (shape {streams}): there are no auxiliary hidden"
                 " states to tap"
             )
-        taps = torch.cat([caught[tap] for tap in self._taps], dim=-1) if self._taps else None
-        return TargetPass(scores, taps, caught["last"])
+        tapped = torch.cat([caught[tap] for tap in taps], dim=-1) if taps else None
+        return TargetPass(scores, tapped, caught["last"])
 
     def _rows_at_once(self, cache: SlotCache, valid: Tensor) -> int:
         """Rows of a pass that may run together: one where states continue by one row; few where masks grow large."""
@@ -244,7 +249,7 @@ class TransformersTarget(AbstractTarget):
         cache: SlotCache,
         num_valid: Tensor,
         logits: Literal["all", "last", "none"],
-        features: bool,
+        features: bool | TapLayers,
         size: int,
     ) -> TargetPass:
         """As `forward`, `size` rows at a time. For "last", only pieces with a sequence's last row compute logits."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from batched_and_alone import batched_and_alone
+from saved_drafts import draw_wide
 
 from components.bench.acceptance import tree_acceptance
 from components.contract import UserError
@@ -20,7 +21,7 @@ from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import CommittedPositions, Proposer, Sampling, TreeProposer
 from components.drafts.storage.files import build_draft
 from components.methods import METHODS
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
 
 LENGTH = 12
 PROMPTS = [[5, 9, 2, 7], [3], [11, 4, 4, 8, 30, 2, 6, 19, 25]]
@@ -74,6 +75,32 @@ def test_chains_alone_and_in_a_batch(target: AbstractTarget, drafter: Any, sampl
         assert run.tokens == alone.tokens and run.rounds == alone.rounds
         if sampling is GREEDY:
             assert run.tokens == decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].reads_taps])
+def test_drafters_of_other_layers_take_turns_on_one_target(target: AbstractTarget, method: str) -> None:
+    """Chains, trees and batches: each decodes the target's text, in the rounds that it has on a target of its taps."""
+    most = target.shape.num_layers - 1
+    tapped = {layers: tapping(target, layers) for layers in (target.tap_layers, (most,), tuple(range(1, most + 1)))}
+    ids = torch.arange(0, target.shape.vocab_size, 2)
+    built = {layers: build_draft(method, view, {}, ids) for layers, view in tapped.items()}
+    for drafter in built.values():
+        draw_wide(drafter)
+        drafter.prepare_decoding()
+    for prompt in PROMPTS:
+        plain = decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens
+        for layers, drafter in built.items():
+            on_one = decode(target, drafter, prompt, max_new_tokens=LENGTH, depth=3, ignore_eos=True)
+            alone = decode(tapped[layers], drafter, prompt, max_new_tokens=LENGTH, depth=3, ignore_eos=True)
+            assert on_one.tokens == plain and on_one.rounds == alone.rounds
+    for drafter in built.values():
+        for shape in (3, *shapes(drafter)):
+            for prompt, run, alone in batched_and_alone(target, drafter, PROMPTS, shape, GREEDY, LENGTH):
+                assert (
+                    run.tokens
+                    == alone.tokens
+                    == decode(target, None, prompt, max_new_tokens=LENGTH, ignore_eos=True).tokens
+                )
 
 
 @every_method

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_drafts import INDEPENDENT, TRAINED, batch_of, new_draft, train_on
+from tiny_drafts import INDEPENDENT, ODD_TAPS, READING, TRAINED, batch_of, new_draft, train_on
+from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
+from components.targets.shape import TapLayers
 
 FAMILIES = ("llama", "qwen3", "deepseek_v3")
 GREEDY = Sampling()
+USUAL: TapLayers = (2, 4, 5)
 MakeTarget = Callable[[str], AbstractTarget]
 
 
@@ -28,12 +32,17 @@ def depth_of(draft: AbstractDraft) -> int:
     return min(draft.max_depth, draft.num_steps + 2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize(
+    ("method", "family", "taps"),
+    [
+        *itertools.product(TRAINED, FAMILIES, [USUAL]),
+        *itertools.product(READING, FAMILIES, ODD_TAPS),
+    ],
+)
 def test_drafting_everywhere_equals_proposing_after_each_column(
-    method: str, family: str, tiny_target: MakeTarget
+    method: str, family: str, taps: TapLayers, tiny_target: MakeTarget
 ) -> None:
-    target = tiny_target(family)
+    target = tapping(tiny_target(family), taps)
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     depth = depth_of(draft)
     everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth)
@@ -45,6 +54,25 @@ def test_drafting_everywhere_equals_proposing_after_each_column(
             done += size
             assert proposal.probs is None
             assert proposal.tokens.tolist() == everywhere[done - 1].tolist()
+
+
+@pytest.mark.parametrize("taps", [USUAL, *ODD_TAPS])
+@pytest.mark.parametrize("method", READING)
+def test_the_order_of_taps_is_part_of_a_drafter(method: str, taps: TapLayers, tiny_target: MakeTarget) -> None:
+    """Taps in another order and the drafter's input weights in that order give the same guesses, one of both others."""
+    target = tapping(tiny_target("llama"), taps)
+    draft, batch, hidden = new_draft(target, method), batch_of(target, num_rows=1), target.shape.hidden_size
+    turned = torch.cat(batch.taps[0].split(hidden, -1)[::-1], -1)
+
+    def guesses(taps: Tensor) -> list[list[int]]:
+        return draft.propose_at_every_position(batch.ids[0], taps, batch.last[0], 3).tolist()
+
+    before, other = guesses(batch.taps[0]), guesses(turned)
+    for name, weight in draft.named_parameters():
+        if name in ("fc.weight", "mask_hidden"):
+            weight.data = torch.cat(weight.data.split(hidden, -1)[::-1], -1)
+    assert guesses(turned) == before
+    assert (other == before) == (len(taps) == 1)
 
 
 @pytest.mark.parametrize("method", TRAINED)

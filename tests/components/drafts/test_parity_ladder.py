@@ -6,6 +6,7 @@ climbs where guesses must sometimes be wrong. Methods without weights leave out 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -18,7 +19,7 @@ from exact_draws import Watched, p_value
 from ladder import DEPTH, HOT, NUM_SAMPLED, SAMPLE_TOKENS, SIGNIFICANCE, accepted_share
 from learnable_target import PROMPT, VOCAB_SIZE, Learnable, columns_of, make_learnable_target
 from saved_drafts import saved_draft
-from tiny_drafts import TRAINED, batch_of, new_draft
+from tiny_drafts import ODD_TAPS, READING, TRAINED, batch_of, new_draft
 from torch import Tensor
 from without_cache import (
     Guess,
@@ -41,7 +42,8 @@ from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
+from components.targets.shape import TapLayers
 
 DEPTHS = {"p-eagle": 7}
 """Where a method climbs at another depth: all of P-EAGLE's guesses come from one pass, however many they are."""
@@ -136,13 +138,19 @@ def test_a_sample_learnt_by_heart_is_drafted_by_heart(method: str) -> None:
 # -- one network, two graphs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize(
+    ("method", "family", "taps"),
+    [
+        *itertools.product(TRAINED, FAMILIES, [None]),
+        *itertools.product(READING, ("llama",), ODD_TAPS),
+    ],
+)
 def test_training_graph_equals_cached_decoding(
-    method: str, family: str, tiny_target: Callable[[str], AbstractTarget]
+    method: str, family: str, taps: TapLayers | None, tiny_target: Callable[[str], AbstractTarget]
 ) -> None:
     """Feed the graph the tokens that decoding drafted: every step's distribution is the same within 1e-4."""
     target = tiny_target(family)
+    target = target if taps is None else tapping(target, taps)
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     committed, depth = 12, draft.num_steps
 

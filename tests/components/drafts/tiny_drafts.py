@@ -15,9 +15,13 @@ from components.drafts.settings import settings_class
 from components.drafts.storage.files import build_draft
 from components.methods import METHODS
 from components.targets.interface import AbstractTarget
+from components.targets.shape import TapLayers
 
 TRAINED = tuple(name for name in METHODS if settings_class(name)().trained)
 INDEPENDENT = ("medusa", "mtp-parallel")  # no step feeds the next
+READING = tuple(name for name in METHODS if METHODS[name].reads_taps)
+ODD_TAPS: tuple[TapLayers, ...] = ((6,), (1, 7), (1, 2, 3, 5, 7))
+"""Taps of an eight-layer target that are not its usual ones."""
 ANSWER_FROM = 6  # tokens before this one are the prompt
 
 
@@ -98,6 +102,7 @@ def write_features(target: AbstractTarget, directory: Path, num_train: int = 12,
     save_file({**tensors, "offsets": torch.tensor(offsets)}, directory / "shard-00000.safetensors")
     manifest = {
         "target_key": "",
+        "tap_layers": list(target.tap_layers),
         "vocab_size": target.shape.vocab_size,
         "rows": rows,
         "shards": ["shard-00000.safetensors"],

@@ -57,19 +57,24 @@ def free_bytes(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 50, 0, free))
 
 
+USUAL = [2, 4, 5]
+
+
+@pytest.mark.parametrize("taps", [None, [6], [1, 2, 3, 5, 7]])
 @pytest.mark.parametrize("storage", ["bf16", "fp8"])
 def test_the_disk_must_hold_what_is_left_to_the_byte(
-    storage: Any, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: Any, taps: list[int] | None, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = write_answers_of(tmp_path / "answers", [[30, 40], [50, 20]])
-    needed = 140 * bytes_per_token(64, storage) + SPARE_BYTES
+    size = 140 * bytes_per_token(64, storage, len(taps or USUAL))
+    needed = size + SPARE_BYTES
     free_bytes(monkeypatch, needed - 1)
     with pytest.raises(UserError, match=r"or take data\.features_on_the_fly"):
-        record_features(target, answers, storage=storage, ctx=context(tmp_path / "out"))
+        record_features(target, answers, tap_layers=taps, storage=storage, ctx=context(tmp_path / "out"))
     assert not list((tmp_path / "out").glob("shard-*"))
     free_bytes(monkeypatch, needed)
-    made = record_features(target, answers, storage=storage, ctx=context(tmp_path / "out"))
-    assert 140 * bytes_per_token(64, storage) <= made.info["bytes"] < 140 * bytes_per_token(64, storage) + 4096
+    made = record_features(target, answers, tap_layers=taps, storage=storage, ctx=context(tmp_path / "out"))
+    assert size <= made.info["bytes"] < size + 4096
     assert open_features(made).manifest["storage"] == storage
 
 
@@ -95,7 +100,9 @@ def test_a_probe_of_a_few_passes_tells_the_time_of_all(
     assert [lengths_of(shard) for shard in shards] == lengths
     events: list[Any] = []
     ctx = context(tmp_path / "out", events)
-    estimate = estimated_seconds(ctx, FeatureShard(tmp_path, shards[0], target.path, 256, "bf16", "cpu", 1), shards)
+    estimate = estimated_seconds(
+        ctx, FeatureShard(tmp_path, shards[0], target.path, (2, 4, 5), 256, "bf16", "cpu", 1), shards
+    )
     assert estimate is not None
     start = time.thread_time()
     record_features(target, answers, tokens_per_pass=256, ctx=ctx)
@@ -127,6 +134,18 @@ def test_two_workers_write_the_bytes_of_one(storage: Any, target: Target, tmp_pa
     found, wanted = ({f.name: f.read_bytes() for f in made.path.iterdir()} for made in (together, alone))
     assert found == wanted and len(wanted) == 5
     assert together.info == alone.info
+
+
+@pytest.mark.parametrize("step", [record_features, features_on_the_fly])
+def test_layers_that_the_target_lacks_are_refused_before_anything_runs(
+    step: Any, target: Target, tmp_path: Path
+) -> None:
+    answers = write_answers_of(tmp_path / "answers", [[30]])
+    lacked = r"tap_layers \[3, 8\]: the target has 8 layers, of which 1 to 7 can be tapped"
+    for layers, fault in (([3, 8], lacked), ([0, 2], "from 1 on"), ([5, 3], "ascending"), ([3, 3], "different")):
+        with pytest.raises(UserError, match=fault):
+            step(target, answers, tap_layers=layers, ctx=context(tmp_path / "out"))
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_times_are_said_in_words() -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from components.contract import Features, UserError
 from components.data.features.format import (
     OPEN_SHARDS,
-    STATES,
     Storage,
     bytes_per_token,
     decode,
@@ -38,11 +37,12 @@ from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
 HIDDEN = 16
+NUM_STATES = {"taps": 5, "last": 1}
 
 
 def states(name: str, scale: float, seed: int, num_tokens: int = 8) -> Tensor:
     """States with a channel far larger than the rest, as real ones have."""
-    drawn = torch.randn(num_tokens, STATES[name] * HIDDEN, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(num_tokens, NUM_STATES[name] * HIDDEN, generator=torch.Generator().manual_seed(seed))
     drawn[:, 3] *= 200.0
     return drawn * scale
 
@@ -52,9 +52,9 @@ def test_fp8_errs_by_a_sixteenth_at_most_down_to_a_small_share_of_the_largest(
     name: str, binade: int, seed: int
 ) -> None:
     given_states = states(name, 2.0**binade, seed)
-    written = encode(name, given_states, "fp8")
+    written = encode(name, given_states, "fp8", NUM_STATES[name])
     back = decode(name, written.__getitem__, "fp8").float()
-    apart, found = (part.unflatten(-1, (STATES[name], HIDDEN)) for part in (given_states, back))
+    apart, found = (part.unflatten(-1, (NUM_STATES[name], HIDDEN)) for part in (given_states, back))
     largest = apart.abs().amax(-1, keepdim=True)
     # largest / 896 <= 2^e < largest / 224: e4m3's smallest normal is 2^-6, its spacing below that 2^-9
     assert bool(((apart - found).abs() <= torch.maximum(apart.abs() / 16, largest / 224 * 2.0**-10)).all())
@@ -63,7 +63,7 @@ def test_fp8_errs_by_a_sixteenth_at_most_down_to_a_small_share_of_the_largest(
 
 def test_zeros_stay_zeros_and_the_largest_value_stays_finite() -> None:
     for value in (0.0, 448.0, 3.0e38, torch.finfo(torch.bfloat16).max, 1.2e-38):
-        written = encode("last", torch.full((2, HIDDEN), value), "fp8")
+        written = encode("last", torch.full((2, HIDDEN), value), "fp8", 1)
         back = decode("last", written.__getitem__, "fp8").float()
         assert bool(torch.isfinite(back).all())
         torch.testing.assert_close(back, torch.full((2, HIDDEN), value), rtol=2**-4, atol=1e-37)
@@ -71,10 +71,11 @@ def test_zeros_stay_zeros_and_the_largest_value_stays_finite() -> None:
 
 @pytest.mark.parametrize("storage", ["bf16", "fp8"])
 def test_the_estimate_is_the_size(storage: Storage) -> None:
-    tensors = {name: part for tap in STATES for name, part in encode(tap, states(tap, 1.0, 0), storage).items()}
+    encoded = [encode(name, states(name, 1.0, 0), storage, num) for name, num in NUM_STATES.items()]
+    tensors = {name: part for parts in encoded for name, part in parts.items()}
     tensors |= {"ids": torch.zeros(8, dtype=torch.int32), "mask": torch.zeros(8, dtype=torch.bool)}
     size = sum(part.numel() * part.element_size() for part in tensors.values())
-    assert size == 8 * bytes_per_token(HIDDEN, storage)
+    assert size == 8 * bytes_per_token(HIDDEN, storage, NUM_STATES["taps"])
 
 
 def write_store(folder: Path, num_shards: int, rows_in_shard: int, num_tokens: int, hidden: int) -> Features:

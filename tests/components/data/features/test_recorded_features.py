@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 from tiny_targets import Family, make_tiny_target
+from transformers import AutoModelForCausalLM
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
-from components.data import collect_prompts, record_features, write_answers
+from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
 from components.data.features.format import open_features
 from components.data.formats.responses import open_answers
 from components.targets import load_target
 from components.targets.load import open_target
+from components.targets.source import open_record
 
 SETTINGS: dict[str, Any] = {
     "max_new_tokens": 12,
@@ -78,6 +80,22 @@ def test_features_are_the_states_of_a_plain_pass(target: Target, answers: Conver
     assert int(counts.sum()) == opened.manifest["splits"]["train"]["answer_tokens"]
     assert opened.manifest["tap_layers"] == [2, 4, 5]
     assert sum(file.stat().st_size for file in tmp_path.glob("shard-*")) == features.info["bytes"]
+
+
+@pytest.mark.parametrize("step", [record_features, features_on_the_fly])
+@pytest.mark.parametrize("taps", [[1], [1, 3, 5], [1, 2, 4, 6, 7]], ids=len)
+def test_any_layers_are_recorded_as_transformers_names_them(
+    taps: list[int], step: Any, target: Target, answers: Conversations, tmp_path: Path
+) -> None:
+    features = step(target, answers, tap_layers=taps, ctx=context(tmp_path))
+    opened = open_features(features).computed_by(open_target(target, kernel="plain"))
+    model: Any = AutoModelForCausalLM.from_pretrained(open_record(target.path)[0], dtype=torch.float32).eval()
+    assert opened.manifest["tap_layers"] == taps == features.info["tap_layers"]
+    for example in opened.examples("validation"):
+        with torch.no_grad():
+            states = model(input_ids=example.ids[None], output_hidden_states=True).hidden_states
+        expected = torch.cat([states[tap][0] for tap in taps], -1)
+        torch.testing.assert_close(example.taps.float(), expected, rtol=1e-2, atol=1e-3)
 
 
 def test_features_repeat_bit_for_bit_after_a_kill(target: Target, answers: Conversations, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_drafts import TRAINED, new_context, write_features
+from tiny_drafts import ODD_TAPS, READING, TRAINED, new_context, write_features
 
 from components.contract import Draft, Features, Target, UserError
+from components.decoding.chain import decode
 from components.drafts import train_draft
 from components.drafts.storage.files import open_draft
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
+from components.targets.shape import TapLayers
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 6,
@@ -153,6 +156,42 @@ def test_what_does_not_fit_is_named_in_one_line(
     with pytest.raises(UserError, match=said) as caught:
         go_on(tmp_path, tiny_folder, features, champions["mtp"], **{"method": "mtp", **changed})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", READING)
+@pytest.mark.parametrize("taps", ODD_TAPS)
+def test_a_drafter_of_other_layers_is_trained_on_its_features_and_only_on_them(
+    method: str,
+    taps: TapLayers,
+    tmp_path: Path,
+    tiny_folder: Folder,
+    tiny_target: MakeTarget,
+    features: Features,
+    champions: dict[str, Draft],
+) -> None:
+    """What it was trained on is written down, another list is refused by name, and it changes no text."""
+    target = tiny_target("llama")
+    own = write_features(tapping(target, taps), tmp_path / "features")
+    made, _ = go_on(tmp_path / "made", tiny_folder, own, None, method=method)
+    assert made.info["tap_layers"] == list(taps) == json.loads((made.path / "draft.json").read_text())["tap_layers"]
+    again, _ = go_on(tmp_path / "again", tiny_folder, own, made, method=method)
+    assert again.info["tap_layers"] == list(taps)
+    listed = [list(taps), list(target.tap_layers)]
+    for start, given, (there, here) in ((made, features, listed), (champions[method], own, listed[::-1])):
+        with pytest.raises(UserError, match=re.escape(f"hidden_states{there}, and these features hold {here}")):
+            go_on(tmp_path / "refused", tiny_folder, given, start, method=method)
+    drafter = open_draft(made, target)
+    assert drafter.needs_features == taps
+    plain = decode(target, None, [5, 9, 2], max_new_tokens=20, ignore_eos=True)
+    assert decode(target, drafter, [5, 9, 2], max_new_tokens=20, depth=3, ignore_eos=True).tokens == plain.tokens
+
+
+def test_what_reads_no_taps_does_not_write_them_down(
+    tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget, champions: dict[str, Draft]
+) -> None:
+    own = write_features(tapping(tiny_target("llama"), (1, 7)), tmp_path / "features")
+    made, _ = go_on(tmp_path / "made", tiny_folder, own, champions["medusa"], method="medusa", settings={})
+    assert "tap_layers" not in made.info and "tap_layers" not in champions["eagle3"].info
 
 
 def test_the_vocabulary_of_the_champion_is_kept_when_none_is_asked_for(

@@ -15,6 +15,7 @@ from components.decoding.session import Session
 from components.targets.forward.cuda_graphs import GraphedTarget, RecordedWork, window_length
 from components.targets.forward.llama import FastTarget
 from components.targets.load import open_target
+from components.targets.shape import TapLayers
 
 DEVICES = [
     "cpu",
@@ -115,6 +116,25 @@ def test_what_a_pass_gave_outlives_the_next_pass(folders: dict[str, Path]) -> No
     graphed.forward(torch.tensor([[7]]), cache, features=True)
     assert len(kept) == 3
     assert all(torch.equal(a, b) for a, b in zip(kept, first, strict=True) if b is not None)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_passes_that_tap_other_layers_are_recorded_apart(folders: dict[str, Path], device: str) -> None:
+    """Drafters of different taps take turns on one cache, whose memory and window are the same."""
+    ordinary, graphed = pair(folders["llama"], device)
+    caches = [target.new_cache(1, 40) for target in (ordinary, graphed)]
+    turns: list[bool | TapLayers] = [True, (1,), (1, 6), (6, 1), False, (2, 4, 5), (1, 6)]
+    for target, cache in zip((ordinary, graphed), caches, strict=True):
+        target.forward(torch.tensor([[3, 4, 5]]), cache, logits="last")
+    for token, features in enumerate(turns, start=6):
+        ours, theirs = (
+            target.forward(torch.tensor([[token, 9]]), cache, features=features)
+            for target, cache in zip((graphed, ordinary), caches[::-1], strict=True)
+        )
+        assert (ours.taps is None) == (theirs.taps is None) == (features is False)
+        if ours.taps is not None and theirs.taps is not None:
+            torch.testing.assert_close(ours.taps, theirs.taps, rtol=1e-4, atol=1e-4)
+    assert len(graphed._passes) == 5  # the usual taps are the same by name and by default
 
 
 def test_windows_double_and_never_pass_the_end() -> None:
