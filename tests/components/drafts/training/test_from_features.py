@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -158,8 +159,7 @@ def test_what_does_not_fit_is_named_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", READING)
-@pytest.mark.parametrize("taps", ODD_TAPS)
+@pytest.mark.parametrize(("method", "taps"), list(itertools.product(READING, ODD_TAPS)))
 def test_a_drafter_of_other_layers_is_trained_on_its_features_and_only_on_them(
     method: str,
     taps: TapLayers,
@@ -167,7 +167,6 @@ def test_a_drafter_of_other_layers_is_trained_on_its_features_and_only_on_them(
     tiny_folder: Folder,
     tiny_target: MakeTarget,
     features: Features,
-    champions: dict[str, Draft],
 ) -> None:
     """What it was trained on is written down, another list is refused by name, and it changes no text."""
     target = tiny_target("llama")
@@ -176,8 +175,10 @@ def test_a_drafter_of_other_layers_is_trained_on_its_features_and_only_on_them(
     assert made.info["tap_layers"] == list(taps) == json.loads((made.path / "draft.json").read_text())["tap_layers"]
     again, _ = go_on(tmp_path / "again", tiny_folder, own, made, method=method)
     assert again.info["tap_layers"] == list(taps)
+    usual, _ = go_on(tmp_path / "usual", tiny_folder, features, None, method=method)
+    assert "tap_layers" not in usual.info
     listed = [list(taps), list(target.tap_layers)]
-    for start, given, (there, here) in ((made, features, listed), (champions[method], own, listed[::-1])):
+    for start, given, (there, here) in ((made, features, listed), (usual, own, listed[::-1])):
         with pytest.raises(UserError, match=re.escape(f"hidden_states{there}, and these features hold {here}")):
             go_on(tmp_path / "refused", tiny_folder, given, start, method=method)
     drafter = open_draft(made, target)
@@ -187,11 +188,13 @@ def test_a_drafter_of_other_layers_is_trained_on_its_features_and_only_on_them(
 
 
 def test_what_reads_no_taps_does_not_write_them_down(
-    tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget, champions: dict[str, Draft]
+    tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget, features: Features
 ) -> None:
+    """And goes on with features of any taps."""
     own = write_features(tapping(tiny_target("llama"), (1, 7)), tmp_path / "features")
-    made, _ = go_on(tmp_path / "made", tiny_folder, own, champions["medusa"], method="medusa", settings={})
-    assert "tap_layers" not in made.info and "tap_layers" not in champions["eagle3"].info
+    made, _ = go_on(tmp_path / "made", tiny_folder, features, None, method="medusa")
+    again, _ = go_on(tmp_path / "again", tiny_folder, own, made, method="medusa")
+    assert "tap_layers" not in made.info and "tap_layers" not in again.info
 
 
 def test_the_vocabulary_of_the_champion_is_kept_when_none_is_asked_for(
