@@ -1,4 +1,4 @@
-"""A Prefect server of our own for the tests that need one, and an environment without anybody else's settings."""
+"""Prefect servers of our own for the tests that need one, and an environment without anybody else's settings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from flows.orchestration.prefect_server import answers
+import pytest
+
+from flows.orchestration.prefect_server import TemporaryServer, answers
+from flows.services.client import QUIET
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -50,6 +53,17 @@ def prefect_server(place: Path) -> Iterator[str]:
         yield url
     finally:
         end(process)
+
+
+@contextmanager
+def temporary_server(place: Path) -> Iterator[TemporaryServer]:
+    """The temporary server of a run, once it answers; `place` is Prefect's home for as long as it runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
+            patch.setenv(name, value)
+        with closing(TemporaryServer(place)) as started:
+            started.wait()
+            yield started
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ import psutil
 import pytest
 import tiny_pipeline
 from pipeline_builder import only
+from prefect_server import temporary_server
 from tiny_targets import make_tiny_target
 from toy_garden import COMMAND_LINE, ROOT, gone
 from usual_pipeline import usual
 
 from flows.orchestration.prefect_server import TemporaryServer
-from flows.services.client import QUIET
 from storage.artifacts.store import Store
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # on a busy machine a cluster takes minutes to come up
@@ -34,13 +34,8 @@ WIDE_STEPS = {"answers", "features", "acceptance"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer]:
     """One Prefect server for all commands of this file."""
-    place = tmp_path_factory.mktemp("prefect")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
-            patch.setenv(name, value)
-        with closing(TemporaryServer(place)) as started:
-            started.wait()
-            yield started
+    with temporary_server(tmp_path_factory.mktemp("prefect")) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prefect_server import temporary_server
 
 from flows.orchestration import prefect_server
 from flows.orchestration.prefect_server import TemporaryServer, answers
@@ -54,13 +54,8 @@ def test_a_server_that_is_named_and_silent_is_told_without_its_password(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryServer]:
-    place = tmp_path_factory.mktemp("prefect")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**QUIET, "PREFECT_HOME": str(place)}.items():
-            patch.setenv(name, value)
-        with closing(TemporaryServer(place)) as started:
-            started.wait()
-            yield started
+    with temporary_server(tmp_path_factory.mktemp("prefect")) as started:
+        yield started
 
 
 def asked(server: TemporaryServer, path: str, *, knows: bool, method: str = "POST", **headers: str) -> int:
