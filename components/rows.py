@@ -163,6 +163,9 @@ class EngineComparison:
     plain decoding.
     verdict: equal (the same rounds for every prompt), close (acceptance length within `tolerance`), mismatch,
     not_compared.
+    Imposed acceptance (no draft_key, a method of its own) is held against the speedup model: al_pred is what the server
+    was told, al_engine what it counted, speedup_pred the model's from the same server at rate 0, and the verdict is of
+    the speedups.
     """
 
     session_id: str
@@ -453,6 +456,7 @@ class EngineAcceptance:
     num_accepted: int
     accepted_per_position: list[int]
     drafted_per_position: list[int] | None
+    imposed: list[float] | None = None  # the share of rounds that it was told to accept draft i + 1 in; None: not told
 
 
 TABLES: dict[str, type[Any]] = {

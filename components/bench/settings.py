@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.engines.server_address import ServerAddress
 
@@ -31,6 +32,8 @@ class EngineServer(ServerAddress):
     method: how it speculates (eagle3, mtp, ngram ...); empty is external where it drafts, none where it does not.
     depth_k: draft tokens a round it was started with; 0 takes what it reports itself.
     draft_key: the artifact key of the drafter it serves, where it is one of ours.
+    imposed: share of rounds in which it was told to accept draft 1, 2, ..., whatever the target says (vLLM's
+        synthetic_acceptance_rates); such a server says what rounds cost, and nothing of a drafter. Empty: nothing.
     api_key_variable: the environment variable that holds its key; the key is written nowhere.
     """
 
@@ -39,3 +42,23 @@ class EngineServer(ServerAddress):
     method: str = ""
     depth_k: int = Field(default=0, ge=0)
     draft_key: str = ""
+    imposed: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _imposed_alone(self) -> Self:
+        """Imposed acceptance is no drafter's: its rows carry a method of their own and no draft_key."""
+        if any(later > earlier for earlier, later in pairwise(self.imposed)):
+            raise ValueError("imposed: a draft is accepted after those before it, so no rate exceeds the one before")
+        if self.imposed and (self.method or self.draft_key or self.depth_k not in (0, len(self.imposed))):
+            raise ValueError("imposed: goes without method and draft_key, and holds a rate for each of depth_k drafts")
+        return self
+
+    @property
+    def arm_method(self) -> str:
+        """The method of its rows, as far as the settings tell: imposed acceptance is named by its mean length."""
+        return f"imposed {1.0 + sum(self.imposed):.2f}" if self.imposed else self.method
+
+    @property
+    def arm_depth(self) -> int:
+        """Draft tokens a round, as far as the settings tell; 0 where they do not."""
+        return len(self.imposed) or self.depth_k

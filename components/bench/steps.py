@@ -264,8 +264,8 @@ def measure_server(
         target: the model they serve; its tokenizer encodes the prompts and counts tokens where a server does not.
         prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
         draft: the drafter that servers of its method serve; its key is their draft_key where they state none.
-        servers: base_url of each, with engine, model, method, depth_k, draft_key and api_key_variable where they say
-            more than the server itself does.
+        servers: base_url of each, with engine, model, method, depth_k, draft_key, imposed and api_key_variable where
+            they say more than the server itself does.
         label: what is behind the addresses, in words; it is part of the step's key, which a server is not: change it,
             or use --force, when the server has changed.
         num_prompts: test prompts of each workload, evenly over the split.

@@ -9,12 +9,14 @@ promotion gate (storage/registry/engine_gate.sql).
 Near-ties of a drafter may fall otherwise in an engine's arithmetic; such rounds are few, and acceptance length within
 `tolerance` counts as close. llama.cpp's programs leave the last token of the prompt to their first round and so draft
 one token out of phase: their rounds begin elsewhere in the same text, and `out_of_phase` is their tolerance.
+
+Servers whose acceptance is imposed serve no drafter: they are held against the speedup model (imposed_acceptance.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
@@ -32,7 +34,9 @@ from components.rows import (
     read_rows,
     write_rows,
 )
+from components.speedup.imposed_acceptance import imposed_al, measured_al, predicted_speedup, speed_ratio, verdict
 from components.speedup.measured import al_replayed
+from components.speedup.prediction.flags import MAX_PREDICTION_GAP
 from components.speedup.prediction.replay import replay
 
 _OF_ANY_LENGTH: Final = ("ngram", "lookahead", "suffix")
@@ -63,10 +67,14 @@ class _Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class _Engine:
-    """Requests of one measurement of an engine. in_phase: whether its rounds begin after the token of prefill."""
+    """Requests of one measurement of an engine. in_phase: whether its rounds begin after the token of prefill.
+
+    imposed: arm -> the share of rounds that accept draft 1, 2, ..., of arms that were told it.
+    """
 
     requests: Sequence[Request]
     in_phase: bool
+    imposed: Mapping[_Arm, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,9 @@ def compare_engines(
             for workload in [ALL, *sorted({row.workload for row in arm_requests} - {ALL})]:
                 requests = [row for row in arm_requests if workload in (ALL, row.workload)]
                 plain_requests = [row for row in plain if _is_same_server(row, arm) and workload in (ALL, row.workload)]
+                if arm in measurement.imposed:
+                    rows.append(_imposed_row(ctx.key[:16], arm, workload, measurement, requests, plain_requests))
+                    continue
                 prediction = predictions.get((arm.draft_key, workload, arm.depth_k))
                 same = [row for row in requests if row.identical]
                 pairs = [] if arm.method in _OF_ANY_LENGTH else _pair_rounds(same, measurement.in_phase, our_rounds)
@@ -126,15 +137,17 @@ def compare_engines(
     if not rows:
         raise UserError("engines: no request drafted anything; measure servers with a drafter, and state its depth_k")
     all_workloads = [row for row in rows if row.workload == ALL]
-    flags = [_mismatch_flag(row) for row in all_workloads if row.verdict == "mismatch"]
+    of_model = {arm.method for measurement in measured for arm in measurement.imposed}
+    flags = [_mismatch_flag(row) for row in all_workloads if row.verdict == "mismatch" and row.method not in of_model]
     write_rows(ctx.out, [*rows, *flags])
-    for row in all_workloads:
-        ctx.note(summary_line(row))
+    verdicts = {(model_line if row.method in of_model else summary_line)(row): row.verdict for row in all_workloads}
+    for line in verdicts:
+        ctx.note(line)
     return Measurements.of_step(
         ctx,
         {
             "engines": sorted({f"{row.engine} {row.engine_version}".strip() for row in all_workloads}),
-            "verdicts": {summary_line(row): row.verdict for row in all_workloads},
+            "verdicts": verdicts,
             "num_mismatches": len(flags),
         },
     )
@@ -142,13 +155,28 @@ def compare_engines(
 
 def summary_line(row: EngineComparison) -> str:
     """One line: the engine, the number of equal texts, acceptance on both sides, and the verdict."""
-    who = f"{row.engine} {row.engine_version}".strip() + f", {row.method} at depth {row.depth_k}"
+    who = _who(row)
     text = f"{row.num_identical} of {row.num_compared} texts the same" if row.num_compared else "no text compared"
     text += f", {row.num_ties} part at a tie" if row.num_ties else ""
     if row.al_engine is None or row.al_ours is None:
         return f"{who}: {text}; rounds not compared: {row.verdict.replace('_', ' ')}"
     rounds = f"acceptance length {row.al_engine:.3f}, ours {row.al_ours:.3f} on {row.num_paired} prompts"
     return f"{who}: {text}; {rounds}: {row.verdict.replace('_', ' ')}"
+
+
+def model_line(row: EngineComparison) -> str:
+    """One line for imposed acceptance: its length, told and counted, and the speedup, predicted and measured."""
+    lengths = f"acceptance length {_or_dash(row.al_pred)}, counted {_or_dash(row.al_engine)}"
+    speeds = f"speedup predicted {_or_dash(row.speedup_pred)}, measured {_or_dash(row.speedup_engine)}"
+    return f"{_who(row)}, {row.concurrency} at once: {lengths}; {speeds}: {row.verdict.replace('_', ' ')}"
+
+
+def _who(row: EngineComparison) -> str:
+    return f"{row.engine} {row.engine_version}".strip() + f", {row.method} at depth {row.depth_k}"
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _read_engine(source: Measurements) -> _Engine:
@@ -160,7 +188,12 @@ def _read_engine(source: Measurements) -> _Engine:
             "bench.measure_llama_cpp"
         )
     counted = read_rows(source.path, EngineAcceptance)
-    return _Engine(rows, in_phase=not any(row.source == "program" for row in counted))
+    arms = [
+        (_Arm(row.engine, row.engine_version, row.concurrency, row.method, row.draft_key, row.depth_k), row.imposed)
+        for row in counted
+    ]
+    imposed = {arm: rates for arm, rates in arms if rates is not None}
+    return _Engine(rows, not any(row.source == "program" for row in counted), imposed)
 
 
 def _read_our_rounds(
@@ -256,6 +289,35 @@ def _comparison_row(
         tolerance=tolerance,
         verdict=verdict,
     )
+
+
+def _imposed_row(
+    session_id: str,
+    arm: _Arm,
+    workload: str,
+    measurement: _Engine,
+    requests: Sequence[Request],
+    plain: Sequence[Request],
+) -> EngineComparison:
+    """An arm of imposed acceptance beside the speedup model, whose cost of a round is that of the same server at 0."""
+    rates = measurement.imposed[arm]
+    zero = {one for one, its in measurement.imposed.items() if not any(its) and _same_round(one, arm)}
+    at_zero = [row for row in measurement.requests if _arm_of(row) in zero and workload in (ALL, row.workload)]
+    row = _comparison_row(session_id, arm, workload, (requests, plain, ()), None, None, tolerance=MAX_PREDICTION_GAP)
+    predicted, measured = predicted_speedup(rates, requests, at_zero, plain), speed_ratio(requests, plain)
+    return replace(
+        row,
+        al_engine=measured_al(requests),
+        al_pred=imposed_al(rates, requests),
+        speedup_engine=measured,
+        speedup_pred=predicted,
+        verdict=verdict(predicted, measured),
+    )
+
+
+def _same_round(one: _Arm, other: _Arm) -> bool:
+    """Whether two arms are of one engine, concurrency and depth."""
+    return (*one[:3], one.depth_k) == (*other[:3], other.depth_k)
 
 
 def _al_pred(prediction: DepthEval, pairs: Sequence[_Pair], our_rounds: _OurRounds) -> float | None:

@@ -149,6 +149,8 @@ def compare_engines(
 ) -> Measurements:
     """Do engines keep our tokens and our rounds? One row for each engine, drafter, depth and workload.
 
+    Servers with imposed acceptance are held against the speedup model instead: predicted beside measured speedup.
+
     Args:
         engines: what bench.measure_server and bench.measure_llama_cpp measured, with num_compared and draft_key given.
         end_to_end: our own timed decoding of the same drafters.

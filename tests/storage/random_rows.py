@@ -189,6 +189,7 @@ def random_counters(rng: random.Random) -> list[EngineAcceptance]:
                 num_accepted=sum(kept),
                 accepted_per_position=kept,
                 drafted_per_position=None,
+                imposed=[0.6, 0.36, 0.2] if workload == "chat" else None,
             )
         )
     return rows

@@ -104,6 +104,17 @@ def at_least_counts(histogram: Sequence[int]) -> list[int]:
     return [sum(histogram[position:]) for position in range(1, len(histogram))]
 
 
+def is_as_imposed(rates: Sequence[float], num_rounds: int, num_accepted: int) -> bool:
+    """Whether these counts can come of the rates: within five standard errors and 0.5 % of what is drafted.
+
+    rates: share of rounds that accept draft 1, 2, ....
+    """
+    mean = sum(rates)
+    variance = sum((2 * i - 1) * rate for i, rate in enumerate(rates, start=1)) - mean**2
+    allowed = 5.0 * (max(0.0, variance) / num_rounds) ** 0.5 + 0.005 * len(rates)
+    return abs(num_accepted / num_rounds - mean) <= allowed
+
+
 @dataclass(frozen=True)
 class Counters:
     """vLLM's counters at one moment, summed over its engines. per_position: position (from 0) -> accepted so far."""

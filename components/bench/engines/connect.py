@@ -39,7 +39,8 @@ class Connected:
     @property
     def label(self) -> str:
         """Its name in tables and notes."""
-        method = f" {self.settings.method or 'external'} k={self.settings.depth_k}" if self.settings.depth_k else ""
+        depth = self.settings.arm_depth
+        method = f" {self.settings.arm_method or 'external'} k={depth}" if depth else ""
         return f"{self.engine} {self.version}".strip() + method
 
 

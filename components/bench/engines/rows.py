@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker
 from components.bench.end_to_end.request_rows import rounded, sha256_of_tokens
-from components.bench.engines.acceptance import Acceptance
+from components.bench.engines.acceptance import Acceptance, is_as_imposed
 from components.bench.engines.connect import Answer, Connected, ServerPrompt
 from components.contract import Context, Target, UserError
 from components.definitions import al_with_overshoot, counts, round_counts, tpot_ms_p50, ttft_ms_p50
@@ -142,7 +142,9 @@ class EngineSession:
         rows = EngineRows([], [], [])
         # per server, not per turn: a turn in which it drafted nothing is still speculative
         depths = {server: _depth(server, results) for server in dict.fromkeys(result.turn.server for result in results)}
-        methods = {server: server.settings.method or ("external" if depths[server] else "none") for server in depths}
+        methods = {
+            server: server.settings.arm_method or ("external" if depth else "none") for server, depth in depths.items()
+        }
         check_arms_differ([arm_of(server, methods[server], depth) for server, depth in depths.items()])
         for result in results:
             depth, method = depths[result.turn.server], methods[result.turn.server]
@@ -160,6 +162,7 @@ class EngineSession:
                     rows.rounds.extend(round_rows(request.request_id, prompt, answer, num_kept))
             if not result.turn.is_warmup:
                 rows.acceptance.extend(_acceptance_rows(result, method, depth, self.session_id, self.target_key))
+        check_imposed(rows.acceptance)
         return rows
 
     def _request(
@@ -261,13 +264,28 @@ def check_arms_differ(arms: Sequence[tuple[str, ...]]) -> None:
         )
 
 
+def check_imposed(rows: Sequence[EngineAcceptance]) -> None:
+    """Raises UserError where a server accepts otherwise than it is said to have been told."""
+    imposed = [row for row in rows if row.imposed is not None]
+    for (method, depth, source), of_server in grouped(
+        imposed, lambda row: (row.method, row.depth_k, row.source)
+    ).items():
+        rounds, accepted = sum(row.num_rounds for row in of_server), sum(row.num_accepted for row in of_server)
+        rates = of_server[0].imposed or ()
+        if rounds and not is_as_imposed(rates, rounds, accepted):
+            raise UserError(
+                f"servers: the one with method {method} at depth {depth} accepted {accepted / rounds:.3f} drafts a "
+                f"round ({source}), and `imposed` says {sum(rates):.3f}: give the rates it was started with"
+            )
+
+
 def _depth(server: Connected, results: Sequence[TurnResult]) -> int:
     """Draft tokens a round: the stated depth, else the largest in any answer or turn of the server.
 
     It is the larger of two estimates: SGLang's positions end at the longest acceptance, vLLM's rounds may draft fewer.
     """
-    if server.settings.depth_k:
-        return server.settings.depth_k
+    if server.settings.arm_depth:
+        return server.settings.arm_depth
     of_server = [result for result in results if result.turn.server == server]
     reports = [answer.acceptance for result in of_server for answer in result.answers if answer.acceptance is not None]
     reports += [result.server_counts for result in of_server if result.server_counts is not None]
@@ -309,6 +327,7 @@ def _acceptance_rows(
             num_accepted=counts.num_accepted,
             accepted_per_position=list(counts.per_position or ()),
             drafted_per_position=None,
+            imposed=list(result.turn.server.settings.imposed) or None,
         )
         for source, counts in sources
         if counts is not None

@@ -126,7 +126,7 @@ class Sweep:
             connected = [Connected(server, *await wait_until_ready(client, server, wait_s)) for server in servers]
             for server in connected:
                 self.ctx.note(f"{server.settings.base_url}: {server.label}, model {server.model}")
-            check_arms_differ([arm_of(server, server.settings.method, server.settings.depth_k) for server in connected])
+            check_arms_differ([arm_of(one, one.settings.arm_method, one.settings.arm_depth) for one in connected])
             turns = self._turns(connected, warm_up, timed)
             total, results = sum(len(turn.prompts) for turn in turns), list[TurnResult]()
             for turn in turns:

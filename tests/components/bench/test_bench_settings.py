@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -30,3 +32,25 @@ def test_an_address_holds_no_credentials(address: str) -> None:
     with pytest.raises(ValidationError, match="base_url"):
         EngineServer(base_url=address)
     assert EngineServer(base_url="https://host:8000/base/v1/").root == "https://host:8000/base"
+
+
+def test_imposed_acceptance_names_its_own_arm() -> None:
+    server = EngineServer(base_url="http://host", imposed=(0.6, 0.36))
+    assert (server.arm_method, server.arm_depth) == ("imposed 1.96", 2)
+    plain = EngineServer(base_url="http://host", method="none")
+    assert (plain.arm_method, plain.arm_depth) == ("none", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"imposed": [0.3, 0.6]}, "no rate exceeds the one before"),
+        ({"imposed": [1.2]}, "less than or equal to 1"),
+        ({"imposed": [0.3], "method": "eagle3"}, "without method and draft_key"),
+        ({"imposed": [0.3], "draft_key": "d"}, "without method and draft_key"),
+        ({"imposed": [0.3], "depth_k": 2}, "a rate for each of depth_k drafts"),
+    ],
+)
+def test_imposed_acceptance_is_no_drafter_s(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        EngineServer(base_url="http://host", **settings)

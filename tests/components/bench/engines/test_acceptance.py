@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from components.bench.engines.acceptance import Acceptance, Counters, at_least_counts, read_acceptance, read_counters
+from components.bench.engines.acceptance import (
+    Acceptance,
+    Counters,
+    at_least_counts,
+    is_as_imposed,
+    read_acceptance,
+    read_counters,
+)
 
 # vLLM 0.32.0, eagle3 with three guesses, --per-request-spec-decode-metrics detailed.
 VLLM = {
@@ -95,3 +102,10 @@ def test_several_engines_of_one_server_are_summed() -> None:
 
 def test_a_server_without_speculation_has_no_counters() -> None:
     assert read_counters("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0.0\n") is None
+
+
+def test_counts_of_imposed_acceptance_may_vary_by_chance_alone() -> None:
+    """1000 rounds at 0.6 a draft, two deep: 0.96 a round, a standard error of 0.026."""
+    assert is_as_imposed((0.6, 0.36), 1000, 960) and is_as_imposed((0.6, 0.36), 1000, 1060)
+    assert not is_as_imposed((0.6, 0.36), 1000, 1200) and not is_as_imposed((0.6, 0.36), 1000, 0)
+    assert is_as_imposed((0.0, 0.0), 1000, 0) and not is_as_imposed((0.0, 0.0), 1000, 20)

@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
+from imposing_server import imposing
 from serving_engine import free_port, served
 
 from components.bench import measure_server
@@ -19,7 +20,8 @@ from components.bench.engines.server import server_prompt, with_draft_key
 from components.bench.prompts import EncodedPrompt
 from components.bench.settings import EngineServer
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
-from components.rows import EngineAcceptance, Request, Round, read_rows
+from components.rows import EngineAcceptance, EngineComparison, Request, Round, read_rows
+from components.speedup import compare_engines
 from components.targets.load import open_tokenizer
 
 Contexts = Callable[[str], Context]
@@ -212,6 +214,41 @@ def test_sglangs_cache_is_emptied_before_each_turn(
         assert turns in ("fgfgggfgg", "fgfggfggg") and made.info["num_failed"] == 0
         with pytest.raises(UserError, match="two are sglang with method not given"):
             measure_server(target, prompts, servers=[server, server], ctx=context("twice"), **options)
+
+
+def test_imposed_acceptance_is_held_against_the_speedup_model(
+    target: Target, prompts: Prompts, machine: Machine, context: Contexts
+) -> None:
+    """A round of 9 ms beside plain steps of 6 ms: the server at rate 0 tells the model what a round costs."""
+    rates, options = (0.8, 0.6), {"max_new_tokens": 40, "num_warm_up": 0, "reps": 2, "machine": machine}
+    with imposing((), 0.006) as plain, imposing((0.0, 0.0), 0.009) as zero, imposing(rates, 0.009) as some:
+        servers = [
+            EngineServer(base_url=plain, method="none"),
+            EngineServer(base_url=zero, imposed=(0.0, 0.0)),
+            EngineServer(base_url=some, imposed=rates),
+        ]
+        made = measure_server(target, prompts, servers=servers, ctx=context("imposed"), **options)  # type: ignore[arg-type]
+        otherwise = [EngineServer(base_url=some, imposed=(0.3, 0.1))]
+        with pytest.raises(UserError, match=r"accepted 1\.\d+ drafts a round .* and `imposed` says 0\.400"):
+            measure_server(target, prompts, servers=otherwise, ctx=context("otherwise"), **options)  # type: ignore[arg-type]
+    arms = {(row.method, row.depth_k, row.draft_key) for row in read_rows(made.path, Request)}
+    assert arms == {("none", 0, ""), ("imposed 1.00", 2, ""), ("imposed 2.40", 2, "")}
+    assert {tuple(row.imposed or ()) for row in read_rows(made.path, EngineAcceptance)} == {(0.0, 0.0), rates}
+    compared = compare_engines([made], ctx=context("compared"))
+    at_zero, row = (
+        next(row for row in read_rows(compared.path, EngineComparison) if row.workload == "all" and row.method == name)
+        for name in ("imposed 1.00", "imposed 2.40")
+    )
+    assert (at_zero.al_pred, at_zero.al_engine, at_zero.speedup_pred, at_zero.verdict) == (
+        1.0,
+        1.0,
+        None,
+        "not_compared",
+    )
+    assert row.al_pred and row.speedup_pred and row.speedup_engine and at_zero.speedup_engine
+    assert row.al_engine == pytest.approx(row.al_pred, rel=0.15)
+    assert row.speedup_pred == pytest.approx(row.al_pred * at_zero.speedup_engine)
+    assert row.speedup_engine == pytest.approx(row.speedup_pred, rel=0.25)
 
 
 def test_a_timed_prompt_does_not_warm_up(
