@@ -91,7 +91,9 @@ def read_block(
     if config.get("hidden_act", "silu") != "silu":
         faults.add(f"{at}hidden_act is {config['hidden_act']!r:.40}; the block here has silu")
     kinds = config.get("layer_types") or []
-    if any(kind != "full_attention" for kind in kinds) or config.get("use_sliding_window"):
+    if not isinstance(kinds, list):
+        faults.add(f"{at}layer_types is {kinds!r:.40}, no list")
+    elif any(kind != "full_attention" for kind in kinds) or config.get("use_sliding_window"):
         faults.add(f"{at}layer_types or use_sliding_window asks for a window; drafters here attend to everything")
     return block if len(faults.found) == before else None
 
@@ -157,9 +159,9 @@ def _scaling(rope: JsonObject, config: JsonObject) -> JsonObject:
     longest = config.get("max_position_embeddings")
     if kind["rope_type"] == "yarn" and type(longest) is int:
         scaling.setdefault("original_max_position_embeddings", longest)
-        known = scaling["original_max_position_embeddings"]
-        if type(known) is int and known > 0:
-            scaling.setdefault("factor", longest / known)
+        original = scaling["original_max_position_embeddings"]
+        if type(original) is int and original > 0:
+            scaling.setdefault("factor", longest / original)
     return scaling
 
 

@@ -2,7 +2,9 @@
 
 The format is recognised by config and tensor names; `layout` names one instead. What is read is fitted against the
 network that its settings build for this target, under the checkpoint's own names, and everything that does not fit is
-said in one line. The drafter then is a Draft like any other: measured, compared, tuned (`start_from`), exported.
+said in one line. What names and shapes cannot show is measured (conventions.py): how often its first draft token is the
+target's, with a warning in the step's log and in the Draft's info. The drafter then is a Draft like any other:
+measured, compared, tuned (`start_from`), exported.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pydantic import ValidationError
 
 from components.contract import Context, Draft, Target, UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint, find_checkpoint, require_room
-from components.drafts.importing.eagle1 import Eagle1Reader
-from components.drafts.importing.eagle3 import Eagle3Reader, PEagleReader, SpeculatorsReader
+from components.drafts.importing.conventions import measure_agreement
+from components.drafts.importing.eagle import Eagle1Reader, Eagle3Reader, PEagleReader, SpeculatorsReader
 from components.drafts.importing.heads import MedusaReader
 from components.drafts.importing.language_model import LanguageModelReader
 from components.drafts.importing.mtp import MimoReader, MtpReader, OwnMtpReader
@@ -24,6 +26,7 @@ from components.drafts.settings import DraftModelSettings, settings_class
 from components.drafts.storage.files import build_draft, read_record, save_draft, save_untrained, write_record
 from components.drafts.storage.quantisation import QUANTIZATION
 from components.methods import MethodName
+from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
@@ -49,7 +52,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
         )
     for remark in imported.remarks:
         ctx.note(f"{model}: {remark}")
-    origin = {"imported_from": model, "imported_layout": reader.layout, "import_remarks": imported.remarks}
+    origin: JsonObject = {"imported_from": model, "imported_layout": reader.layout, "import_remarks": imported.remarks}
     if imported.method == "draft-model":
         given = _given_model(found, target, needed=imported.untrained)
         if imported.untrained:
@@ -58,6 +61,8 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
             return Draft.of_step(ctx, {**facts, **origin})
     network = fit_network(imported, opened, found.label)
     weights = network.state_dict()
+    measured = measure_agreement(network, opened, target)
+    origin |= {"import_agreement": measured.facts, "import_warning": measured.text if measured.warns else ""}
     facts = {
         "method": imported.method,
         "num_steps": network.num_steps,
@@ -70,6 +75,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
     save_draft(ctx.out, imported.method, settings, opened, network.draft_ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
     ctx.note(f"{model}: {imported.method} ({reader.layout}), {num_parameters:,} parameters")
+    ctx.note(f"{model}: {'warning: ' if measured.warns else ''}{measured.text}")
     return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
 

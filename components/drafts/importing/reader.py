@@ -107,7 +107,7 @@ def check_fit(imported: Imported, expected: Mapping[str, Tensor], faults: Faults
 def pop_zero_biases(tensors: dict[str, Tensor], keep: tuple[str, ...], imported: Imported, faults: Faults) -> None:
     """Take the biases that the method's layers do not have out of `tensors`; only zeros can be left out."""
     for name in sorted(name for name in tensors if name.endswith(".bias") and name not in keep):
-        if bool(tensors.pop(name).count_nonzero()):
+        if bool(tensors.pop(name).float().count_nonzero()):
             faults.add(f"{imported.called(name)} is not zero, and that layer has no bias here")
         else:
             imported.remarks.append(f"{imported.called(name)} is all zero and left out")

@@ -388,27 +388,29 @@ ROWS_AT_ONCE = 8192
 """Rows of two tables that are compared at once: a large model's in float32 would take gigabytes."""
 
 
-def rows_unlike(own: Tensor, shared: Tensor) -> Tensor:
+def rows_unlike(table: Tensor, shared: Tensor) -> Tensor:
     """By how much each row of a table [V, H] differs from one that it may be a copy of: float32 [V], 0 for copies.
 
     A copy may be rounded: to half precision, before or beside weights in few bits.
     """
-    differs = []
-    for rows, there in zip(own.split(ROWS_AT_ONCE), shared.split(ROWS_AT_ONCE), strict=True):
-        ours, theirs = rows.to(there.device).float(), there.float()
-        copies = (theirs, *(theirs.to(dtype).float() for dtype in (torch.bfloat16, torch.float16)))
-        differs.append(torch.stack([(ours - copy).abs().amax(1) for copy in copies]).amin(0))
-    return torch.cat(differs)
+    differences = []
+    for rows, original in zip(table.split(ROWS_AT_ONCE), shared.split(ROWS_AT_ONCE), strict=True):
+        exact = original.float()
+        copies = (exact, *(exact.to(dtype).float() for dtype in (torch.bfloat16, torch.float16)))
+        differences.append(
+            torch.stack([(rows.to(exact.device).float() - copy).abs().amax(1) for copy in copies]).amin(0)
+        )
+    return torch.cat(differences)
 
 
-def embedding_of(target: AbstractTarget, own: OwnEmbedding | None) -> Tensor:
+def embedding_of(target: AbstractTarget, table: OwnEmbedding | None) -> Tensor:
     """The token embedding that a drafter reads, [V, H]: its own where it has one, else the target's."""
-    return target.embedding if own is None else own.weight
+    return target.embedding if table is None else table.weight
 
 
-def embedded(target: AbstractTarget, ids: Tensor, own: OwnEmbedding | None = None) -> Tensor:
+def embedded(target: AbstractTarget, ids: Tensor, table: OwnEmbedding | None = None) -> Tensor:
     """The frozen embedding of target ids, the target's unless there is an own one: int64 [...] -> float32 [..., H]."""
-    return F.embedding(ids, embedding_of(target, own)).float()
+    return F.embedding(ids, embedding_of(target, table)).float()
 
 
 def normed_state(target: AbstractTarget, last: Tensor) -> Tensor:

@@ -153,10 +153,10 @@ def own_embedding(tensors: dict[str, Tensor], source: Source, mask_token: int | 
 
     mask_token: the row of P-EAGLE's mask, which is no token's.
     """
-    own = tensors.get("embed_tokens.weight")
-    if own is None:
+    table = tensors.get("embed_tokens.weight")
+    if table is None:
         return {}
-    differs = rows_unlike(own, source.embedding())
+    differs = rows_unlike(table, source.embedding())
     if mask_token is not None:
         differs[mask_token] = 0.0
     if bool(differs.count_nonzero()):

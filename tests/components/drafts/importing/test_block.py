@@ -66,6 +66,7 @@ def test_absent_fields_have_the_defaults_of_a_llama_configuration() -> None:
         ({"rope_scaling": [1]}, "rope_scaling is [1], no mapping"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"layer_types": ["sliding_attention"]}, "asks for a window"),
+        ({"layer_types": True}, "layer_types is True, no list"),
         ({"model_type": "gemma"}, "model_type is 'gemma', whose block"),
     ],
 )

@@ -135,6 +135,21 @@ def test_an_embedding_of_its_own_is_decoded_with_and_a_copy_is_not_stored(pair: 
         assert torch.equal(pair.guesses(shared)[0], pair.guesses(pair.opens(again))[0])
 
 
+@pytest.mark.parametrize("mask", [None, "5", [5], 96])
+def test_a_mask_token_that_is_no_token_is_said(mask: Any, pair: Pair, tmp_path: Path) -> None:
+    folder = pair.write("speculators", pair.network("p-eagle", {}), {}, tmp_path / "out")
+    change(folder, lambda config: config.update(mask_token_id=mask))
+    with pytest.raises(UserError, match="is no row of embed_tokens.weight"):
+        pair.adopt(folder, tmp_path / "draft")
+
+
+def test_biases_of_zero_in_eight_bits_are_left_out(pair: Pair, tmp_path: Path) -> None:
+    folder = pair.write("mimo", pair.network("mtp", {"mtp_modules": 1}, WHOLE), {"mtp_modules": 1}, tmp_path / "out")
+    name = "model.mtp_layers.0.self_attn.k_proj.bias"
+    change(folder, None, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
+    assert f"{name} is all zero and left out" in pair.adopt(folder, tmp_path / "draft").info["import_remarks"]
+
+
 def test_a_format_that_has_no_norms_of_queries_refuses_them(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eagle3: this drafter's block is Qwen3's \(qk_norm\)"):
         pair.write("eagle3", pair.network("eagle3", {"qk_norm": True}), {"qk_norm": True}, tmp_path / "out")

@@ -1,15 +1,19 @@
-"""EAGLE-3 and P-EAGLE checkpoints: of SafeAILab's and SpecForge's code, and of the speculators library.
+"""Checkpoints of the EAGLE family: of SafeAILab's and SpecForge's code, and of the speculators library.
 
-The first public release named the layer `midlayer.*`, with the Llama fields at the top of config.json; SpecForge and
-AngelSlim keep these names. speculators calls the layers `layers.{i}.*` and has the Llama fields in
-`transformer_layer_config`; its P-EAGLE is the same with more layers, `mask_hidden` and a mask token. d2t holds offsets
-in both. SpecForge writes P-EAGLE's tensors beside flat Llama fields. Which norms there are is said by flags, and the
-tensors must agree with them.
+EAGLE-3 and P-EAGLE. The first public release named the layer `midlayer.*`, with the Llama fields at the top of
+config.json; SpecForge and AngelSlim keep these names. speculators calls the layers `layers.{i}.*` and has the Llama
+fields in `transformer_layer_config`; its P-EAGLE is the same with more layers, `mask_hidden` and a mask token. d2t
+holds offsets in both. SpecForge writes P-EAGLE's tensors beside flat Llama fields. Which norms there are is said by
+flags, and the tensors must agree with them.
 
 The embedding is the target's where the file has none or a copy of it; another one is the drafter's own and is kept.
 
 Taps: ids at top level count inputs of layers (id i is Hugging Face's hidden_states[i]), ids in `eagle_config` count
 outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3], which the features here hold.
+
+EAGLE-1, which EAGLE-2 and HASS share, has `fc.*` and `layers.0.*`. fc joins the embedding and the feature, embedding
+first; the one layer has no input norm; the LM head is the target's. Our network reads embeddings scaled to the size of
+the features, so the first half of fc is divided by that scale here; the product is the checkpoint's own.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import final
 from components.drafts.importing.block import EAGLE_TYPES, FoundBlock, check_block, read_block, read_own_block
 from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
+from components.drafts.methods.eagle1 import token_scale_of
 from components.drafts.network.layers import rows_unlike
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
@@ -113,6 +118,40 @@ class SpeculatorsReader(AbstractReader):
         return imported
 
 
+@final
+class Eagle1Reader(AbstractReader):
+    """EAGLE-1, EAGLE-2 and HASS under the names of the first EAGLE release."""
+
+    layout = "eagle1"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= found.files.keys() and "d2t" not in found.files
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("eagle1", {}, found.read(found.files))
+        tensors, hidden = imported.tensors, target.shape.hidden_size
+        read_embedding(imported, target, faults)
+        bias = tensors.get("fc.bias")
+        if bias is not None and not bool(bias.float().count_nonzero()):
+            del tensors["fc.bias"]
+            bias = None
+        pop_zero_biases(tensors, ("fc.bias",), imported, faults)
+        fuse = tensors.get("fc.weight")
+        if fuse is not None and fuse.shape == (hidden, 2 * hidden) and fuse.is_floating_point():
+            fuse = fuse.float().clone()
+            fuse[:, :hidden] /= token_scale_of(target)
+            tensors["fc.weight"] = fuse
+        imported.settings["fc_bias"] = bias is not None
+        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
+        if block is not None:
+            imported.settings["intermediate_size"] = block.intermediate_size
+            check_block(block, target.shape, faults, imported.remarks, tied=("hidden_size",))
+            imported.settings |= read_own_block(block, target.shape, faults, imported.remarks)
+            if block.num_layers != 1:
+                faults.add(f"it has {block.num_layers} layers, an EAGLE-1 drafter here has one")
+        return imported
+
+
 def _rename(imported: Imported, before: str, after: str) -> None:
     """Give the tensors with one prefix another, and remember what the checkpoint calls them."""
     for name in [name for name in imported.tensors if name.startswith(before) and before != after]:
@@ -160,16 +199,16 @@ def _read_shared(
 
 def read_embedding(imported: Imported, target: AbstractTarget, faults: Faults, but: int | None = None) -> None:
     """Leave a copy of the target's embedding out; one of the drafter's own stays, and is said. but: a mask's row."""
-    own = imported.tensors.get("embed_tokens.weight")
-    if own is None:
+    table = imported.tensors.get("embed_tokens.weight")
+    if table is None:
         return
     shared = target.embedding
-    if own.shape != shared.shape or not own.is_floating_point():
-        faults.add(f"embed_tokens.weight is {list(own.shape)}, the target's is {list(shared.shape)}")
+    if table.shape != shared.shape or not table.is_floating_point():
+        faults.add(f"embed_tokens.weight is {list(table.shape)}, the target's is {list(shared.shape)}")
         del imported.tensors["embed_tokens.weight"]
         return
-    differs = rows_unlike(own, shared)
-    if but is not None and 0 <= but < len(differs):
+    differs = rows_unlike(table, shared)
+    if type(but) is int and 0 <= but < len(differs):
         differs[but] = 0.0
     if not bool(differs.count_nonzero()):
         del imported.tensors["embed_tokens.weight"]
