@@ -287,6 +287,45 @@ def families() -> tuple[str, str]:
     )
 
 
+def adopted_elsewhere() -> tuple[str, str]:
+    """A drafter of another project's making, before and after tuning, and after its target was changed."""
+    found = record("adopt-foreign", timed=False)
+    theirs, asked, target = found["theirs"], found["asked"], found["target"]
+    words = {
+        ("adopted", "tuning"): "as it came, then tuned",
+        ("after_change", "target"): "as it came, before and after its target was changed (lost)",
+        ("after_change", "tuning"): "on the changed target, as it came, then tuned",
+        ("after_change", "both"): "as it came before the change, tuned after it",
+    }
+    rows = []
+    for (part, what), label in words.items():
+        row = next(row for row in found[part]["changes"] if (row["what"], row["workload"]) == (what, "all"))
+        before, after, change = (
+            f"{row[value]:{sign}.2f} [{row[lo]:{sign}.2f}, {row[hi]:{sign}.2f}]"
+            for value, lo, hi, sign in (
+                ("al_before", "before_lo", "before_hi", ""),
+                ("al_after", "after_lo", "after_hi", ""),
+                ("change", "lo", "hi", "+"),
+            )
+        )
+        verdict = "no difference shown" if row["verdict"] == "undecided" else row["verdict"]
+        rows.append((label, str(row["depth_k"]), before, after, change, verdict))
+    verdicts = "; ".join(
+        f"{'before' if part == 'adopted' else 'after'} the change: {found[part]['verdict'].replace('_', ' ')}"
+        for part in ("adopted", "after_change")
+    )
+    return (
+        f"EAGLE-3 for the built-in target, trained by speculators {theirs['version']} with its own code "
+        f"({theirs['steps']} steps on {theirs['num_prompts']} prompts of another kind), run through `adopt` on "
+        f"{asked['num_test_prompts']} held-out prompts of the standard library and tuned {asked['train_steps']} steps. "
+        f"Then {target['num_steps']} steps on other code changed the target: its loss there fell from "
+        f"{target['held_out_loss_before']:.2f} to {target['held_out_loss']:.2f}. Acceptance length with 95 % "
+        f"intervals, changes paired over prompts. So few steps make a weak drafter, which has little to lose. "
+        f"Verdict, timed on one core beside other work, {verdicts}.",
+        markdown(("drafter", "depth", "before", "after", "change", "verdict"), rows),
+    )
+
+
 def sections() -> dict[str, tuple[str, str]]:
     """Name of a record -> (what was measured, its table), in the order of the page."""
     return {
@@ -303,6 +342,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "engines": engines(),
         "families": families(),
         "imported-parity": imported_parity(),
+        "adopt-foreign": adopted_elsewhere(),
         "history": history(),
         "commands": commands(),
         "soak": soak(),

@@ -289,7 +289,7 @@ def change_table(changes: Iterable[AcceptanceChange]) -> Table:
             "depth": lambda c: str(c.depth_k),
             "before": lambda c: f"{c.al_before:.2f}{format_interval(c.before_lo, c.before_hi)}",
             "after": lambda c: f"{c.al_after:.2f}{format_interval(c.after_lo, c.after_hi)}",
-            "change": lambda c: f"{c.change:+.2f}{format_interval(c.lo, c.hi)}",
+            "change": lambda c: f"{c.change:+.2f} [{c.lo:+.2f}, {c.hi:+.2f}]",
             "prompts": lambda c: str(c.num_prompts),
             "verdict": lambda c: WEIGHT_VERDICTS[c.verdict],
         },

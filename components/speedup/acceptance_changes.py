@@ -299,6 +299,7 @@ def _few_prompts_by_language(rows: Sequence[AcceptanceByLanguage]) -> list[Quali
     return [_few_prompts_flag(row, row.num_prompts, f"language {row.language}: {detail}") for row in few]
 
 
+NAMES_OF_CHANGES = {"target": "changed target", "tuning": "tuning", "both": "both together"}
 Pairing = tuple[str, str, str]
 """(what of an AcceptanceChange, the state before, the state after)."""
 BY_TUNING: Pairing = ("tuning", "as it came", "tuned")
@@ -348,8 +349,8 @@ def measure_tuning(
     warned = [row for row in rows if (row.what, row.workload) == ("tuning", ALL) and row.num_prompts < PROMPTS.warn]
     write_rows(ctx.out, [*rows, *(_few_prompts_flag(row, row.num_prompts, few) for row in warned)])
     lines = {row.what: change_line(row) for row in rows if row.workload == ALL}
-    for line in lines.values():
-        ctx.note(line)
+    for what, line in lines.items():
+        ctx.note(f"{NAMES_OF_CHANGES[what]}: {line}")
     facts = {row.what: {"change": row.change, "lo": row.lo, "hi": row.hi} for row in rows if row.workload == ALL}
     told = {"method": after[0].method, "draft_key": after[0].draft_key, "depth_k": depth, "num_prompts": len(shared)}
     return Measurements.of_step(ctx, {**told, "changes": facts, "change_lines": lines})
