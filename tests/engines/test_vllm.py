@@ -10,6 +10,7 @@ import pytest
 from benchmarks import engine_vllm
 from benchmarks.engine_cases import DEPTH, EngineCases, Served, make_context
 from benchmarks.engine_vllm import counters_equal_answers, measured, timed, vllm
+from benchmarks.engine_vllm_synthetic import measure, plugin, speculation, without_plugin
 from components.bench import measure_acceptance
 from components.bench.settings import EngineServer
 from components.contract import Measurements
@@ -120,3 +121,17 @@ def test_a_small_causal_lm_drafts_in_vllm_as_in_our_loop_once_that_reads_the_fir
     told = {"method": "draft_model", "model": str(cases.exported("draft-model", "causal-lm"))}
     served, _ = engine_vllm.serve(cases, "a small causal LM", "draft-model", told)
     assert_ours(served)
+
+
+def test_vllm_on_a_cpu_imposes_acceptance_only_with_the_branch_that_its_kernel_lacks(
+    cases: EngineCases, tmp_path: Path
+) -> None:
+    """When the first part fails, the kernel has it: benchmarks/vllm_imposed_worker.py is then to go."""
+    assert "not supported with CPU sampling" in without_plugin(cases)
+    rates = (0.6, 0.36)
+    with plugin(tmp_path / "plugin"), vllm(cases.target_folder, tmp_path / "log", speculation(cases, rates)) as address:
+        made = measure(cases, [EngineServer(base_url=address, imposed=rates)], "imposed", 8, 1)
+    assert {(row.method, row.depth_k) for row in timed(made)} == {("imposed 1.96", 2)}
+    counted = [row for row in read_rows(made.path, EngineAcceptance) if row.source == "prometheus"]
+    accepted, rounds = sum(row.num_accepted for row in counted), sum(row.num_rounds for row in counted)
+    assert counted[0].imposed == list(rates) and accepted / rounds == pytest.approx(0.96, rel=0.15)
