@@ -276,8 +276,8 @@ def imposed_acceptance() -> tuple[str, str]:
         f"{found['engine']} drafts with an EAGLE-3 that learned nothing, and dice accept each draft at a given rate "
         "(given those before it). The plain server tells T_target, the one at rate 0 T_round, and the model predicts "
         f"the speedup of the others: within 10 % in {alone} with one answer at a time and in {together} with four. Its "
-        f"acceptance length is counted within {100 * off:.1f} % of what was told; where the speedup misses, a round took "
-        "another time than the one at rate 0. Times are medians in ms, on two cores beside other work, so "
+        f"acceptance length is counted within {100 * off:.1f} % of what was told; where the speedup misses, a round "
+        "took another time than the one at rate 0. Times are medians in ms, on two cores beside other work, so "
         "single repetitions scatter (the last column has their quartiles). The build by itself stops at the first "
         f"round (`{found['without_plugin']}`); a plugin of the benchmark adds the branch that its kernel lacks.",
         markdown(
