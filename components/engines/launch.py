@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from components.engines.depth_settings import ENGINE_OF_SETTING
@@ -85,6 +85,7 @@ def not_served(
     target: TargetFacts,
     storage: Storage | None,
     formats: Collection[str],
+    taps: Sequence[int] = (),
     *,
     unknown_tokenizer: bool = False,
 ) -> dict[str, str]:
@@ -96,7 +97,7 @@ def not_served(
     """
     reasons: dict[str, str] = {}
     for title, engine in LAUNCHED.items():
-        for refusal in refusals(engine, method, settings, target, storage):
+        for refusal in refusals(engine, method, settings, target, storage, taps):
             clause = refusal.partition(": ")[0]  # without the remedy, which is for training
             reasons.setdefault(title, clause + ")" * (clause.count("(") - clause.count(")")))
     if storage is not None and storage.bits is not None and "gguf" not in formats:
@@ -118,6 +119,7 @@ def cannot_load(
     storage: Storage | None,
     formats: Collection[str],
     not_served: Mapping[str, str],
+    taps: Sequence[int] = (),
 ) -> set[Engine]:
     """Engines that get no settings: they refuse such a drafter, or read none of its formats.
 
@@ -128,7 +130,7 @@ def cannot_load(
         served = profile_of(engine).methods.get(kind_of(method, settings))
         read = {*served.formats, *({gguf_base_of(method)} if "gguf" in served.formats else ())} if served else set()
         unread = served is not None and served.formats and not read & {*formats}
-        if unread or any(refusals(engine, method, settings, target, storage)):
+        if unread or any(refusals(engine, method, settings, target, storage, taps)):
             without.add(engine)
     return without
 

@@ -99,6 +99,7 @@ class Profile:
     norm_flags:    those of EAGLE-3's norms (NORM_FLAGS) that it applies; it ignores or refuses the others.
     taps_at:       where it reads EAGLE-3's tapped layers in a config; the first place that has them counts: top level,
                    eagle_config, or eagle_config with the top level's meaning; else the defaults. None: not known.
+    num_taps:      how many layers it taps; None: as many as the config names.
     whole_d2t:     whether it accepts d2t and t2d of a drafter whose vocabulary is whole.
     fixed_rope_theta: the rope_theta that it uses whatever a config says; None: the config's.
     heads_from:    whose config gives the number of attention heads.
@@ -115,6 +116,7 @@ class Profile:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     norm_flags: frozenset[str] = frozenset()
     taps_at: tuple[TapsAt, ...] | None = None
+    num_taps: int | None = 3
     whole_d2t: bool = True
     fixed_rope_theta: float | None = None
     heads_from: Literal["draft", "target"] = "draft"
@@ -172,11 +174,12 @@ def refusals(
     settings: Settings,
     target: TargetFacts | None = None,
     storage: Storage | None = None,
+    taps: Sequence[int] = (),
 ) -> Iterator[str]:
     """The reasons why an engine could not serve a drafter, each one clause with its remedy.
 
     settings: the method's own, with defaults. target: None skips the checks that need one. storage: how the drafter's
-    weights were rounded, None as trained.
+    weights were rounded, None as trained. taps: the layers that it reads, where they are not the target's usual ones.
     """
     profile, kind = profile_of(engine), kind_of(method, settings)
     served = profile.methods.get(kind)
@@ -215,6 +218,8 @@ def refusals(
         yield from _few_bits_refusals(engine, profile, kind, storage)
     if method in METHODS and METHODS[method].llama_block == "eagle":
         yield from _eagle_refusals(engine, profile, method, settings)
+        if taps and METHODS[method].reads_taps:
+            yield from _tap_refusals(engine, profile, taps)
         if target is not None:
             yield from _target_refusals(engine, profile, method, settings, target)
 
@@ -238,6 +243,15 @@ def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Settin
             f"{profile.title} serves drafters of {profile.max_layers} layer, and num_layers is {layers}: say settings:"
             f" {{{method}: {{num_layers: {profile.max_layers}}}}}, or leave {engine} out of engines"
         )
+
+
+def _tap_refusals(engine: str, profile: Profile, taps: Sequence[int]) -> Iterator[str]:
+    remedy = f"record its features without tap_layers, or leave {engine} out of engines"
+    if profile.num_taps not in (None, len(taps)):
+        yield f"{profile.title} taps {profile.num_taps} layers, and tap_layers names {list(taps)}: {remedy}"
+    elif not profile.taps_at:
+        known = "is not known to read" if profile.taps_at is None else "does not read"
+        yield f"{profile.title} {known} which layers a drafter taps, and tap_layers names {list(taps)}: {remedy}"
 
 
 def remark_on(engine: str, storage: Storage | None) -> str:
@@ -376,6 +390,7 @@ VLLM = Profile(
     unsupported=NOWHERE,
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top", "inner as inputs"),
+    num_taps=None,
     whole_d2t=False,
     few_bits=FewBits(
         ("eagle3", "draft-model"),
@@ -553,6 +568,7 @@ SPECULATORS = Profile(
     },
     norm_flags=frozenset(NORM_FLAGS),
     taps_at=("top",),
+    num_taps=None,
     own_parts=frozenset(OWN_PARTS),
 )
 

@@ -15,7 +15,7 @@ from components.engines.profiles import UNKNOWN, TargetFacts, packing_refusals, 
 from components.methods import METHODS
 from components.outside_json import read_object
 from components.pipeline_checks.step_view import Fault, StepView, names_in
-from components.targets.shape import rope_scaling_of
+from components.targets.shape import rope_scaling_of, taps_of
 from components.targets.source import local_folder
 from components.weight_format import Storage
 
@@ -23,6 +23,7 @@ TRAINS: Final = "drafts.train_draft"
 ROUNDS: Final = "drafts.quantise_draft"
 LOADS: Final = "targets.load_target"
 RELEASES: Final = "publish.export_release"
+USUAL_TAPS: Final = 3
 
 
 def check_engine_compatibility(wired: Sequence[StepView]) -> Iterator[Fault]:
@@ -48,11 +49,25 @@ def _refusals(step: StepView, steps: Mapping[str, StepView]) -> Iterator[str]:
     config = _target_config(step, steps)
     target = None if config is None else target_facts(config)
     for name, method, settings, storage in _promised_drafters(step, steps):
+        taps = _own_taps(steps.get(name), steps, target)
         for engine in engines:
-            yield from (f"{name}: {reason}" for reason in refusals(str(engine), method, settings, target, storage))
+            faults = refusals(str(engine), method, settings, target, storage, taps)
+            yield from (f"{name}: {reason}" for reason in faults)
 
 
 Promised = tuple[str, str, Mapping[str, Any], Storage | None]
+
+
+def _own_taps(drafter: StepView | None, steps: Mapping[str, StepView], target: TargetFacts | None) -> list[int]:
+    """The layers that a step's drafter reads by its features; [] for the target's usual ones, or what may be these."""
+    if drafter is not None and drafter.address == ROUNDS:
+        drafter = steps.get(str(drafter.inputs.get("draft")))
+    features = steps.get(str(drafter.inputs.get("features"))) if drafter is not None else None
+    taps = features.settings.get("tap_layers") if features is not None else None
+    if not isinstance(taps, list):
+        return []
+    usual = len(taps) == USUAL_TAPS if target is None else tuple(taps) == taps_of(target.num_layers)
+    return [] if usual else taps
 
 
 def _promised_drafters(step: StepView, steps: Mapping[str, StepView]) -> Iterator[Promised]:

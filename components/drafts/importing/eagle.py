@@ -9,7 +9,7 @@ flags, and the tensors must agree with them.
 The embedding is the target's where the file has none or a copy of it; another one is the drafter's own and is kept.
 
 Taps: ids at top level count inputs of layers (id i is Hugging Face's hidden_states[i]), ids in `eagle_config` count
-outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3], which the features here hold.
+outputs (hidden_states[i + 1]); both default to hidden_states[2, n//2, n-3]. Any others are the drafter's own layers.
 
 EAGLE-1, which EAGLE-2 and HASS share, has `fc.*` and `layers.0.*`. fc joins the embedding and the feature, embedding
 first; the one layer has no input norm; the LM head is the target's. Our network reads embeddings scaled to the size of
@@ -27,9 +27,9 @@ from components.drafts.methods.eagle1 import token_scale_of
 from components.drafts.network.layers import rows_unlike
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
-from components.targets.shape import TargetShape
+from components.targets.shape import TapLayers, TargetShape, tap_layers_fault
 
-TAPS = "eagle_aux_hidden_state_layer_ids"
+TAPS, SHORT_TAPS = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
 SECTION = "transformer_layer_config"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NORMS_OF_FLAG = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
@@ -182,7 +182,7 @@ def _read_shared(
     read_embedding(imported, target, faults, but=mask_token)
     pop_zero_biases(tensors, (), imported, faults)
     _read_norms(found.config, imported, faults)
-    _check_taps(found.config, shape, faults)
+    _read_taps(found.config, shape, imported, faults)
     if found.config.get("target_hidden_size") not in (None, shape.hidden_size):
         stated = found.config["target_hidden_size"]
         faults.add(f"target_hidden_size is {stated!r:.40}, the target's width is {shape.hidden_size}")
@@ -241,25 +241,33 @@ def _read_norms(config: JsonObject, imported: Imported, faults: Faults) -> None:
             faults.add(f"eagle_config.{name} is {section[name]!r:.40}: another network than EAGLE-3's")
 
 
-def _check_taps(config: JsonObject, shape: TargetShape, faults: Faults) -> None:
-    """The tapped layers must be those that the target's features hold."""
-    taps = shape.tap_layers
+def _read_taps(config: JsonObject, shape: TargetShape, imported: Imported, faults: Faults) -> None:
+    """The tapped layers, wherever they are named; a fault unless the target has them all and two places agree."""
     section = config.get("eagle_config") or {}
     inner = section.get(TAPS) if isinstance(section, dict) else None
-    if config.get(TAPS) is None and inner is None and not shape.has_usual_taps:
-        faults.add(
-            f"{TAPS} is missing, and the target's features here are hidden_states{list(taps)}, not the usual ones"
-        )
-    for place, ids, shift in (("", config.get(TAPS), 0), ("eagle_config.", inner, 1)):
-        if ids is None:
-            continue
+    named = [(name, config[name], 0) for name in (TAPS, SHORT_TAPS) if config.get(name) is not None]
+    named += [(f"eagle_config.{TAPS}", inner, 1)] if inner is not None else []
+    if not named and not shape.has_usual_taps:
+        faults.add(f"{TAPS} is missing, and of {shape.num_layers} layers engines have no usual ones")
+    found: dict[str, TapLayers] = {}
+    for place, ids, shift in named:
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            faults.add(f"{place}{TAPS} is {ids!r:.60}, no list of layers")
-        elif [one + shift for one in ids] != list(taps):
-            faults.add(
-                f"{place}{TAPS} is {ids}, that is hidden_states{[one + shift for one in ids]}; the target's features"
-                f" here are hidden_states{list(taps)}"
-            )
+            faults.add(f"{place} is {ids!r:.60}, no list of layers")
+            continue
+        taps = tuple(one + shift for one in ids)
+        if fault := tap_layers_fault(taps) or (
+            taps[-1] >= shape.num_layers and f"of a target of {shape.num_layers} layers"
+        ):
+            faults.add(f"{place} is {ids!s:.60}, that is hidden_states{list(taps)!s:.60}: {fault}")
+        found[place] = taps
+    if len(set(found.values())) > 1:
+        faults.add("; ".join(f"{place} stands for hidden_states{list(taps)}" for place, taps in found.items()))
+    imported.tap_layers = next(iter(found.values()), ())
+    if imported.tap_layers not in ((), shape.tap_layers):
+        imported.remarks.append(
+            f"it reads hidden_states{list(imported.tap_layers)}, not the usual {list(shape.tap_layers)}: features to"
+            f" train it further need tap_layers: {list(imported.tap_layers)}"
+        )
 
 
 def _read_mask(found: FoundCheckpoint, imported: Imported, faults: Faults) -> None:

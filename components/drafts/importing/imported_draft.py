@@ -23,11 +23,11 @@ from components.drafts.importing.reader import AbstractReader, Faults, Imported,
 from components.drafts.interface import AbstractDraft
 from components.drafts.methods.draft_model import resolve_model
 from components.drafts.settings import DraftModelSettings, settings_class
-from components.drafts.storage.files import build_draft, read_record, save_draft, save_untrained, write_record
+from components.drafts.storage.files import build_draft, own_taps, read_record, save_draft, save_untrained, write_record
 from components.drafts.storage.quantisation import QUANTIZATION
 from components.methods import MethodName
 from components.outside_json import JsonObject
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
 from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
 
@@ -61,7 +61,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
             return Draft.of_step(ctx, {**facts, **origin})
     network = fit_network(imported, opened, found.label)
     weights = network.state_dict()
-    measured = measure_agreement(network, opened, target)
+    measured = measure_agreement(network, network.target, target)
     origin |= {"import_agreement": measured.facts, "import_warning": measured.text if measured.warns else ""}
     facts = {
         "method": imported.method,
@@ -69,10 +69,11 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
         "max_depth": network.max_depth,
         "target_key": target.key,
         "draft_vocab_size": network.draft_ids.numel(),
+        **own_taps(imported.method, network.target),
         **origin,
     }
     settings = settings_class(imported.method).model_validate(imported.settings).model_dump(mode="json")
-    save_draft(ctx.out, imported.method, settings, opened, network.draft_ids, weights, facts)
+    save_draft(ctx.out, imported.method, settings, network.target, network.draft_ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
     ctx.note(f"{model}: {imported.method} ({reader.layout}), {num_parameters:,} parameters")
     ctx.note(f"{model}: {'warning: ' if measured.warns else ''}{measured.text}")
@@ -121,6 +122,7 @@ def fit_network(imported: Imported, target: AbstractTarget, label: str) -> Abstr
         first = error.errors(include_url=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))} is {first['input']!r:.40}: {first['msg']}"
         raise UserError(f"{label}: no {imported.method} drafter here can be like it ({fault})") from error
+    target = tapping(target, imported.tap_layers or target.tap_layers)
     network: AbstractDraft = build_draft(imported.method, target, imported.settings, draft_ids.to(target.device))
     faults = Faults(label)
     check_fit(imported, network.state_dict(), faults)

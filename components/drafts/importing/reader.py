@@ -20,6 +20,7 @@ from components.contract import UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
+from components.targets.shape import TapLayers
 
 MOST_FAULTS = 6
 """Faults that a line names; more of them are counted."""
@@ -48,7 +49,8 @@ class Imported:
     tensors: under the names of its method. draft_ids: int64 [N], ascending target ids; None: all of them.
     names: name of the method -> name in the checkpoint, where they differ; a name that ends in a dot stands for all
     that begin so. remarks: what is written differently and
-    means the same, or means something that engines do not agree on.
+    means the same, or means something that engines do not agree on. tap_layers: those that it reads; (): the target's
+    usual ones, or none.
     untrained: it has no weights of its own here (a given language model); tensors are empty then.
     """
 
@@ -59,6 +61,7 @@ class Imported:
     names: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     untrained: bool = False
+    tap_layers: TapLayers = ()
 
     def called(self, name: str) -> str:
         """The checkpoint's name of a tensor, also of one that it lacks."""

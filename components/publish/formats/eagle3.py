@@ -2,7 +2,8 @@
 
 Names and config keys are those of the first public EAGLE-3 release (`midlayer.*`, `d2t` as offsets). The tapped layers
 are left out of the config where they are Hugging Face hidden_states[2, n//2, n-3], every engine's default, because
-explicit ids mean different layers in different engines (`tap_ids`); of shallow targets they are named at both places.
+explicit ids mean different layers in different engines (`tap_ids`); others, and those of shallow targets, are named at
+both places, by which vLLM also knows their number.
 EAGLE-3.1's two norms have the names and flags that vLLM reads; an engine's profile says whether it honours them.
 """
 
@@ -34,7 +35,8 @@ from components.targets.shape import TargetShape
 TAPS = "eagle_aux_hidden_state_layer_ids"
 FLAG = Fact(bool, optional=True)
 FLAGS = dict.fromkeys(NORM_FLAGS, FLAG)
-NUM_TAPS = 3
+USUAL_TAPS = 3
+"""Tapped layers of a drafter whose config names none."""
 
 
 @final
@@ -57,8 +59,9 @@ class Eagle3Layout(AbstractLlamaLayout):
             **scaling_field(drafter),
             **{name: True for name in NORM_FLAGS if settings.get(name)},
         }
-        if not shape.has_usual_taps:
-            config |= {TAPS: list(shape.tap_layers), "eagle_config": {TAPS: [one - 1 for one in shape.tap_layers]}}
+        taps = drafter.tap_layers or shape.tap_layers
+        if taps != shape.tap_layers or not shape.has_usual_taps:
+            config |= {TAPS: list(taps), "eagle_config": {TAPS: [one - 1 for one in taps]}}
         return Checkpoint(config, drop_whole_vocabulary(drafter.tensors, shape.vocab_size))
 
     def recognises(self, config: Config, names: frozenset[str]) -> bool:
@@ -86,7 +89,8 @@ class Eagle3Layout(AbstractLlamaLayout):
         settings = {"intermediate_size": config["intermediate_size"], **eagle3_flags(config)}
         settings |= own_block(config, source.shape, self.format)
         tensors = dict(checkpoint.tensors)
-        return DrafterState("eagle3", settings | own_embedding(tensors, source), tensors)
+        settings |= own_embedding(tensors, source)
+        return DrafterState("eagle3", settings, tensors, tap_layers=tuple(tap_ids(config) or ()))
 
 
 def drop_whole_vocabulary(tensors: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
@@ -161,6 +165,12 @@ def tap_ids(config: Config) -> list[int] | None:
     return None if inner is None else [one + 1 for one in inner]
 
 
+def num_taps(config: Config) -> int:
+    """The number of hidden states that fc reads."""
+    ids = tap_ids(config)
+    return USUAL_TAPS if ids is None else len(ids)
+
+
 def misread(profile: Profile, checkpoint: Checkpoint, shape: TargetShape) -> str:
     """Why an engine would misread a sound EAGLE-3 checkpoint, in one clause; "" where it reads it as intended."""
     config = checkpoint.config
@@ -168,6 +178,10 @@ def misread(profile: Profile, checkpoint: Checkpoint, shape: TargetShape) -> str
     if places is not None and "transformer_layer_config" in config:
         places = tuple(at for at in places if at == "top")  # speculators' own layout: nothing else is carried over
     meant, top, inner = tap_ids(config), config.get(TAPS), (config.get("eagle_config") or {}).get(TAPS)
+    if profile.num_taps not in (None, num_taps(config)):
+        return f"{profile.title} taps {profile.num_taps} layers, and this one was trained on {meant}"
+    if places is None and meant not in (None, list(shape.tap_layers)):
+        return f"{profile.title} is not known to read which layers to tap, and this one was trained on {meant}"
     if meant is not None and places is not None:
         by_place = {"top": top, "inner": inner and [one + 1 for one in inner], "inner as inputs": inner}
         read = next((by_place[at] for at in places if by_place[at] is not None), list(shape.tap_layers))
@@ -189,14 +203,12 @@ def check_taps(config: Config, num_layers: int | None, location: str) -> None:
     inner = config.get("eagle_config")
     if inner is not None and not isinstance(inner, dict):
         raise UserError(f"{location}/config.json: eagle_config is {inner!r:.60}, must be a mapping")
-    for layers in (config.get(TAPS), (inner or {}).get(TAPS)):
+    for layers, least in ((config.get(TAPS), 1), ((inner or {}).get(TAPS), 0)):
         if layers is None:
             continue
-        numbers = isinstance(layers, list) and all(type(one) is int and one >= 0 for one in layers)
-        if not numbers or len(layers) != NUM_TAPS or sorted(set(layers)) != layers:
-            raise UserError(
-                f"{location}/config.json: {TAPS} is {layers!r:.60}, must be {NUM_TAPS} ascending layer numbers"
-            )
+        numbers = isinstance(layers, list) and layers and all(type(one) is int and one >= least for one in layers)
+        if not numbers or sorted(set(layers)) != layers:
+            raise UserError(f"{location}/config.json: {TAPS} is {layers!r:.60}, must be ascending layer numbers")
     ids, inner_ids = tap_ids(config), (inner or {}).get(TAPS)
     if ids is not None and inner_ids is not None and [one - 1 for one in ids] != inner_ids:
         raise UserError(
@@ -213,9 +225,9 @@ def check_taps(config: Config, num_layers: int | None, location: str) -> None:
 def eagle3_specs(config: Config, block: Config, first: str) -> dict[str, Spec]:
     """Expected tensors of an EAGLE-3 network. block: its Llama fields; first: prefix of its first layer's names."""
     hidden, vocab_size, drafted = int(block["hidden_size"]), int(block["vocab_size"]), int(config["draft_vocab_size"])
-    tapped = int(config.get("target_hidden_size") or hidden)
+    tapped, taps = int(config.get("target_hidden_size") or hidden), num_taps(config)
     specs = {
-        "fc.weight": Spec((hidden, NUM_TAPS * tapped)),
+        "fc.weight": Spec((hidden, taps * tapped)),
         **block_specs(block, first, in_features=2 * hidden),
         f"{first}hidden_norm.weight": Spec((hidden,)),
         "norm.weight": Spec((hidden,)),
@@ -226,7 +238,7 @@ def eagle3_specs(config: Config, block: Config, first: str) -> dict[str, Spec]:
         "embed_tokens.weight": Spec((vocab_size, hidden), optional=True),
     }
     if config.get("fc_norm"):
-        specs |= {f"fc_norm.{i}.weight": Spec((tapped,)) for i in range(NUM_TAPS)}
+        specs |= {f"fc_norm.{i}.weight": Spec((tapped,)) for i in range(taps)}
     if config.get("norm_before_fc"):
-        specs["input_norm.weight"] = Spec((NUM_TAPS * tapped,))
+        specs["input_norm.weight"] = Spec((taps * tapped,))
     return specs

@@ -29,7 +29,7 @@ from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import WEIGHTS, Checkpoint, Config, Spec, tensors_in
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.shape import TargetShape
+from components.targets.shape import TapLayers, TargetShape
 from components.weight_format import Storage
 
 EMBEDDING = ("embed_tokens.weight", "wte.weight")
@@ -41,6 +41,7 @@ class DrafterState(NamedTuple):
 
     tensors: its state dict, and d2t and t2d where its vocabulary is cut. storage: how its weights are rounded, None as
     trained. packed: its quantised layers by name; `tensors` has their dequantised weights under the same names.
+    tap_layers: those that it reads, where the method reads any; (): the target's usual ones.
     """
 
     method: str
@@ -48,6 +49,7 @@ class DrafterState(NamedTuple):
     tensors: dict[str, Tensor]
     storage: Storage | None = None
     packed: Mapping[str, Packed] = MappingProxyType({})
+    tap_layers: TapLayers = ()
 
 
 @dataclass(frozen=True)

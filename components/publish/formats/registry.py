@@ -33,7 +33,7 @@ from components.publish.formats.compressed_tensors import (
 )
 from components.publish.formats.interface import AbstractLayout, DrafterState, Source
 from components.release_record import WeightCounts
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TargetShape
 from components.weight_format import Storage
 
@@ -170,6 +170,7 @@ def reopen_drafter(
         ids = pop_vocabulary(folder, tensors, vocab_size)
     else:
         ids = draft_ids if layout.shares_head and draft_ids is not None else torch.arange(vocab_size)
+    target = tapping(target, state.tap_layers or target.tap_layers)
     draft: AbstractDraft = build_draft(state.method, target, state.settings, ids.to(target.device))
     check_draft_tensors(folder, tensors, draft.state_dict())
     draft.load_state_dict(tensors)
@@ -180,7 +181,8 @@ def reopen_drafter(
 
 def drafter_state_of(record: DraftRecord, tensors: Mapping[str, Tensor]) -> DrafterState:
     """The state of a drafter from the record and tensors of `read_draft`."""
-    return DrafterState(record["method"], dict(record["settings"]), dict(tensors))
+    taps = tuple(record.get("tap_layers", ()))
+    return DrafterState(record["method"], dict(record["settings"]), dict(tensors), tap_layers=taps)
 
 
 def read_drafter_state(folder: Path) -> DrafterState:

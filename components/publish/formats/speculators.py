@@ -19,8 +19,8 @@ from components.engines.profiles import NORM_FLAGS
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import (
-    NUM_TAPS,
     TAPS,
+    USUAL_TAPS,
     check_eagle3,
     check_embedding,
     check_taps,
@@ -29,6 +29,8 @@ from components.publish.formats.eagle3 import (
     drop_whole_vocabulary,
     eagle3_flags,
     eagle3_specs,
+    num_taps,
+    tap_ids,
 )
 from components.publish.formats.interface import (
     AbstractLayout,
@@ -71,13 +73,16 @@ class SpeculatorsLayout(AbstractLayout):
         settings, parallel = settings_of(drafter), kind == "peagle"
         num_layers, depth = (settings.num_layers, settings.parallel_depth) if parallel else (1, settings.ttt_steps)
         block, scaling = block_config(drafter, shape, num_layers), settings.rope_scaling or {}
+        taps = drafter.tap_layers or shape.tap_layers
+        if len(taps) != USUAL_TAPS:
+            block["num_aux_hidden_states"] = len(taps)  # vLLM takes three here unless this says otherwise
         config: JsonObject = {
             "architectures": [ARCHITECTURES[kind][0]],
             "speculators_model_type": kind,
             "speculators_version": VERSION,
             "draft_vocab_size": draft_vocab_size(drafter, shape.vocab_size),
             "target_hidden_size": shape.hidden_size,
-            TAPS: list(shape.tap_layers),
+            TAPS: list(taps),
             **{name: bool(drafter.settings.get(name)) for name in NORM_FLAGS},
             "embed_requires_grad": parallel,
             LAYER: {
@@ -144,7 +149,7 @@ class SpeculatorsLayout(AbstractLayout):
         for layer in range(1, block["num_hidden_layers"]):
             specs |= block_specs(block, f"layers.{layer}.")
         if config["speculators_model_type"] == "peagle":
-            width = NUM_TAPS * int(config.get("target_hidden_size") or block["hidden_size"])
+            width = num_taps(config) * int(config.get("target_hidden_size") or block["hidden_size"])
             specs["mask_hidden"] = Spec((1, 1, width))
             specs["embed_tokens.weight"] = specs["embed_tokens.weight"]._replace(optional=False)
         return specs
@@ -171,18 +176,19 @@ class SpeculatorsLayout(AbstractLayout):
         settings: JsonObject = {"intermediate_size": block["intermediate_size"]}
         settings |= own_block(block, source.shape, self.format)
         settings |= own_embedding(tensors, source, config.get("mask_token_id"))
-        flags = eagle3_flags(config)
+        flags, taps = eagle3_flags(config), tuple(tap_ids(config) or ())
         depth = int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
         if config["speculators_model_type"] == "eagle3":
             settings |= {"ttt_steps": depth, **flags}
-            return DrafterState("eagle3", settings, replace_prefix(tensors, "layers.0.", "midlayer."))
+            tensors = replace_prefix(tensors, "layers.0.", "midlayer.")
+            return DrafterState("eagle3", settings, tensors, tap_layers=taps)
         if any(flags.values()):
             raise UserError(f"{self.format}: Draftsmith's P-EAGLE network has none of EAGLE-3's norm flags")
         assert embedding is not None
         settings |= {"parallel_depth": depth, "num_layers": block["num_hidden_layers"]}
         tensors["mask_token"] = embedding[config["mask_token_id"]].clone()
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(-1)
-        return DrafterState("p-eagle", settings, tensors)
+        return DrafterState("p-eagle", settings, tensors, tap_layers=taps)
 
 
 def _spare_token(shape: TargetShape) -> int:

@@ -56,7 +56,8 @@ def convert_folder(folder: Path, format: str, target: str, out: Path) -> list[st
     ids = network.draft_ids.cpu()
     tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, opened.shape.vocab_size)}
     source = source_of(Target(key="", path=target_folder))
-    counts = write_format(format, DrafterState(imported.method, imported.settings, tensors), source, out)
+    drafter = DrafterState(imported.method, imported.settings, tensors, tap_layers=imported.tap_layers)
+    counts = write_format(format, drafter, source, out)
     return [
         f"{out}: {imported.method} as {format}, from {reader.layout}: {counts['num_tensors']} tensors,"
         f" {counts['num_params']:,} parameters, {counts['dtype']}",

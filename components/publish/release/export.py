@@ -25,7 +25,7 @@ import fnmatch
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,16 +138,16 @@ def _served_by_engines(
     """release.json's entries about settings, formats and engines, with public names only."""
     draft_record = read_record(winner.path)
     method, settings, facts = str(draft_record["method"]), draft_record["settings"], facts_of(source.shape)
-    storage = Storage.from_record(draft_record)
+    storage, taps = Storage.from_record(draft_record), draft_record.get("tap_layers", [])
     formats = [one["format"] for one in written.values() if one["draft_key"] == winner.key]
     refused = not_served(
-        *(method, settings, facts, storage, formats), unknown_tokenizer=bool(unknown_pre_tokenizer(source))
+        *(method, settings, facts, storage, formats, taps), unknown_tokenizer=bool(unknown_pre_tokenizer(source))
     )
     return {
         "settings": public_settings(settings),
         "formats": written,
         "not_served": refused,
-        "engines": engine_settings(policy, cannot_load(method, settings, facts, storage, formats, refused)),
+        "engines": engine_settings(policy, cannot_load(method, settings, facts, storage, formats, refused, taps)),
     }
 
 
@@ -173,7 +173,8 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
     """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
     record = read_record(draft.path)
     method, settings = str(record["method"]), dict(record["settings"])
-    refuse_unserved(method, settings, source, engines, f"{method} ({draft.key[:12]})", Storage.from_record(record))
+    label, taps = f"{method} ({draft.key[:12]})", record.get("tap_layers", [])
+    refuse_unserved(method, settings, source, engines, label, Storage.from_record(record), taps)
     return formats_for(method, settings, engines)
 
 
@@ -252,10 +253,11 @@ def refuse_unserved(
     engines: list[Engine],
     label: str,
     storage: Storage | None = None,
+    taps: Sequence[int] = (),
 ) -> None:
     """Raises UserError, one line, where one of the engines could not serve such a drafter. label: what it is called."""
     for engine in engines:
-        for reason in refusals(engine, method, settings, facts_of(source.shape), storage):
+        for reason in refusals(engine, method, settings, facts_of(source.shape), storage, taps):
             raise UserError(f"engines: {label}: {reason}")
 
 

@@ -20,11 +20,12 @@ from components.drafts.interface import AbstractDraft, CommittedPositions, Sampl
 from components.drafts.network.vocabulary import membership_of, offsets_of
 from components.drafts.storage.files import build_draft, open_draft
 from components.drafts.training.loop import count_accepted
+from components.methods import METHODS
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.registry import write_format
 from components.publish.release.export import source_of
 from components.targets import load_target
-from components.targets.interface import AbstractTarget
+from components.targets.interface import AbstractTarget, tapping
 from components.targets.load import open_target
 
 VOCAB = 96
@@ -90,9 +91,10 @@ class Pair:
     opened: AbstractTarget
     source: Source
 
-    def network(self, method: str, settings: Mapping[str, Any], draft_ids: Tensor = CUT) -> AbstractDraft:
-        """A drafter all of whose weights matter."""
-        network: AbstractDraft = build_draft(method, self.opened, settings, draft_ids)
+    def network(self, method: str, settings: Mapping[str, Any], draft_ids: Tensor = CUT, taps: Any = ()) -> Any:
+        """A drafter all of whose weights matter. taps: (): the target's usual ones."""
+        target = tapping(self.opened, taps or self.opened.tap_layers)
+        network: AbstractDraft = build_draft(method, target, settings, draft_ids)
         draw_wide(network)
         own = network.state_dict().get("embed_tokens.weight")
         if own is not None:
@@ -104,7 +106,9 @@ class Pair:
         ids = network.draft_ids
         vocabulary = {"d2t": offsets_of(ids), "t2d": membership_of(ids, VOCAB)}
         tensors = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        write_format(form, DrafterState(network.method, dict(settings), tensors | vocabulary), self.source, folder)
+        taps = network.target.tap_layers if METHODS[network.method].reads_taps else ()
+        state = DrafterState(network.method, dict(settings), tensors | vocabulary, tap_layers=taps)
+        write_format(form, state, self.source, folder)
         return folder
 
     def adopt(self, folder: Path, out: Path, layout: Any = "auto") -> Draft:

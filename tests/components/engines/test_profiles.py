@@ -22,6 +22,17 @@ def test_engines_are_told_apart_by_what_they_take_in_few_bits() -> None:
     assert "weights: int8 or bf16" in why and "\n" not in why
 
 
+def test_engines_that_cannot_tap_other_layers_refuse_them() -> None:
+    def taking(*taps: int) -> set[str]:
+        served = [name for name, profile in PROFILES.items() if "eagle3" in profile.methods]
+        return {name for name in served if not any("tap" in one for one in refusals(name, "eagle3", {}, taps=taps))}
+
+    assert taking(1, 3, 5) == {"vllm", "sglang", "llama.cpp", "speculators"}
+    assert taking(1, 2, 3, 4, 5) == taking(4) == {"vllm", "speculators"}
+    assert len(taking()) == 7
+    assert not any("tap" in one for one in refusals("mnn", "draft-model", {}, taps=(1, 3, 5))), "it reads none"
+
+
 def test_engines_that_pass_over_what_an_imported_drafter_has_of_its_own_refuse_it() -> None:
     def refusing(setting: str) -> set[str]:
         served = [name for name, profile in PROFILES.items() if "eagle3" in profile.methods]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -178,6 +179,26 @@ def test_the_drafters_wired_into_a_release_are_those_it_promises(tmp_path: Path)
     lines = str(error.value).splitlines()
     assert len(lines) == 1, "each engine and drafter is named once"
     assert lines[0].startswith("pipelines.yaml:24: step 'release': draft[p-eagle]: MNN does not serve p-eagle")
+
+
+def test_engines_that_cannot_tap_the_layers_of_the_features_are_named_before_anything_is_recorded(
+    tmp_path: Path,
+) -> None:
+    """The built-in target has eight layers, whose usual taps may be named as well."""
+    release = RELEASE.format(methods="eagle3", engines="vllm, sglang")
+    wired = "in: {target: target, answers: answers}"
+
+    def tapping(layers: str) -> str:
+        return release.replace(wired, f"{wired}, with: {{tap_layers: {layers}}}")
+
+    for layers in ("null", "[2, 4, 5]", "[1, 3, 5]"):
+        checked(tmp_path, tapping(layers))
+    for layers in ("[6]", "[1, 2, 3, 5, 7]"):
+        with pytest.raises(UserError, match=re.escape(f"SGLang taps 3 layers, and tap_layers names {layers}")):
+            checked(tmp_path, tapping(layers))
+    for layers in ("[]", "[0, 1]", "[5, 3]", "[3, 3]"):
+        with pytest.raises(UserError, match="must be different layers from 1 on, ascending"):
+            checked(tmp_path, tapping(layers))
 
 
 def test_every_engine_knows_every_method_one_way_or_the_other() -> None:

@@ -62,10 +62,15 @@ REFUSED: dict[str, tuple[Config | None, Tensors | None, str]] = {
     "no d2t": (None, drop("d2t"), "d2t is missing, and lm_head.weight has 47 rows"),
     "another t2d": (None, edit("t2d", lambda t: t.roll(1)), "t2d and d2t name different tokens"),
     "t2d of another vocabulary": (None, edit("t2d", lambda t: t[:90]), "t2d is [90], the target's vocabulary has 96"),
-    "taps one later": (put(**{TAPS: [3, 5, 6]}), None, "is [3, 5, 6], that is hidden_states[3, 5, 6]; the target's"),
-    "taps one earlier": (put(**{TAPS: [1, 3, 4]}), None, "is [1, 3, 4], that is hidden_states[1, 3, 4]"),
-    "outputs as inputs": (put(eagle_config={TAPS: [2, 4, 5]}), None, "that is hidden_states[3, 5, 6]"),
-    "four taps": (put(**{TAPS: [2, 4, 5, 8]}), None, "that is hidden_states[2, 4, 5, 8]"),
+    "outputs as inputs": (
+        put(eagle_config={TAPS: [2, 4, 5]}, **{TAPS: [2, 4, 5]}),
+        None,
+        f"{TAPS} stands for hidden_states[2, 4, 5]; eagle_config.{TAPS} stands for hidden_states[3, 5, 6]",
+    ),
+    "the last layer": (put(**{TAPS: [2, 4, 8]}), None, "that is hidden_states[2, 4, 8]: of a target of 8 layers"),
+    "the embedding": (put(**{TAPS: [0, 4, 5]}), None, "must be different layers from 1 on, ascending"),
+    "taps in another order": (put(**{TAPS: [4, 2, 5]}), None, "must be different layers from 1 on, ascending"),
+    "four taps": (put(**{TAPS: [2, 4, 5, 6]}), None, "fc.weight is [32, 96], must be [32, 128]"),
     "taps of no number": (put(**{TAPS: "all"}), None, "is 'all', no list of layers"),
     "no hidden_norm": (None, drop("midlayer.hidden_norm.weight"), "midlayer.hidden_norm.weight is missing"),
     "no input norm": (None, drop("midlayer.input_layernorm.weight"), "midlayer.input_layernorm.weight is missing"),
@@ -209,7 +214,7 @@ def test_every_fault_of_a_checkpoint_stands_in_one_line(pair: Pair, tmp_path: Pa
     pair.write("speculators", pair.network("eagle3", {}), {}, tmp_path / "out")
     change(
         tmp_path / "out",
-        put(norm_before_fc=True, **{TAPS: [3, 5, 6]}),
+        put(norm_before_fc=True, **{TAPS: [3, 5, 8]}),
         lambda tensors: (absolute_alone(tensors), tensors.pop("layers.0.hidden_norm.weight")),
     )
     with pytest.raises(UserError) as error:
@@ -288,5 +293,5 @@ def test_a_checkpoint_without_taps_means_the_usual_ones(tmp_path: Path) -> None:
         del config[TAPS], config["eagle_config"]
 
     change(folder, unnamed)
-    with pytest.raises(UserError, match=f"{TAPS} is missing, and the target's features here are"):
+    with pytest.raises(UserError, match=f"{TAPS} is missing, and of 5 layers engines have no usual ones"):
         shallow.adopt(folder, tmp_path / "refused")

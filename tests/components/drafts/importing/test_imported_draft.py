@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,16 +10,20 @@ import pytest
 import torch
 from foreign_drafts import CUT, FORMS, IDS, OWN_BLOCK, VOCAB, WHOLE, Pair, change, context, make_pair
 from safetensors.torch import load_file, save_file
-from tiny_drafts import write_features
+from tiny_drafts import ODD_TAPS, write_features
 from tiny_targets import save_with_words, tiny_llama
 from torch import Tensor
 
 from components.contract import Draft, UserError
 from components.drafts import quantise_draft, train_draft
+from components.drafts.importing.eagle import SHORT_TAPS
 from components.drafts.importing.imported_draft import READERS
 from components.drafts.steps import DraftLayout, import_draft_fingerprint
 from components.drafts.storage.files import read_record, save_draft
-from components.publish.formats.registry import read_drafter_state, write_format
+from components.publish.formats.eagle3 import TAPS
+from components.publish.formats.registry import read_drafter_state, reopen_drafter, write_format
+from components.publish.release.convert import convert_folder
+from components.targets.shape import TapLayers
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,40 @@ def test_an_imported_drafter_is_the_one_that_was_exported(
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("taps", [*ODD_TAPS, (3, 5, 6)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "method", "settings"),
+    [
+        ("eagle3", "eagle3", {"fc_norm": True}),
+        ("speculators", "eagle3", {"norm_before_fc": True}),
+        ("speculators", "p-eagle", {"parallel_depth": 3}),
+    ],
+)
+def test_a_drafter_of_other_layers_goes_out_and_comes_back_with_them(
+    form: str, method: str, settings: dict[str, Any], taps: TapLayers, pair: Pair, tmp_path: Path
+) -> None:
+    network = pair.network(method, settings, taps=taps)
+    pair.write(form, network, settings, tmp_path / "out")
+    draft = pair.adopt(tmp_path / "out", tmp_path / "draft")
+    again = pair.opens(draft)
+    assert draft.info["tap_layers"] == read_record(draft.path)["tap_layers"] == list(taps) == list(again.needs_features)
+    ids = pair.text()[0]
+    out = pair.opened.forward(ids[None], pair.opened.new_cache(1, 64), logits="none", features=taps)
+    guesses = [one.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tolist() for one in (network, again)]
+    assert guesses[0] == guesses[1]
+    state = read_drafter_state(draft.path)
+    write_format(form, state, pair.source, tmp_path / "again")
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "again"))
+    assert first == second and state.tap_layers == taps
+    reopened = reopen_drafter(tmp_path / "again", pair.opened, pair.source)
+    assert reopened.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tolist() == guesses[0]
+    converted = convert_folder(tmp_path / "out", "speculators", str(pair.source.folder), tmp_path / "converted")
+    assert any(str(list(taps)) in line for line in converted)
+    assert json.loads((tmp_path / "converted" / "config.json").read_text())[TAPS] == list(taps)
+    change(tmp_path / "converted", lambda config: config.update({SHORT_TAPS: config.pop(TAPS)}))
+    assert pair.adopt(tmp_path / "converted", tmp_path / "short").info["tap_layers"] == list(taps)
 
 
 def test_what_is_no_drafter_is_said_in_one_line(pair: Pair, tmp_path: Path) -> None:

@@ -39,8 +39,9 @@ def test_taps_of_a_shallow_target_are_named_at_both_places(networks: Networks, s
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, "the last layer"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}}, "the last layer"),
         ({"eagle_aux_hidden_state_layer_ids": [4, 2, 5]}, "ascending"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, "3 ascending"),
-        ({"eagle_aux_hidden_state_layer_ids": "2,4,5"}, "3 ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 4, 5]}, "ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"fc.weight"),
+        ({"eagle_aux_hidden_state_layer_ids": "2,4,5"}, "ascending"),
         (
             {
                 "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
