@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MethodName = Literal[
+    "dflash",
     "draft-model",
     "eagle1",
     "eagle3",
@@ -54,6 +55,11 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
+    "dflash": Method(
+        draft_class="components.drafts.methods.dflash:DFlash",
+        settings_class="components.drafts.settings:DFlashSettings",
+        reads_taps=True,
+    ),
     "draft-model": Method(
         draft_class="components.drafts.methods.draft_model:DraftModel",
         settings_class="components.drafts.settings:DraftModelSettings",

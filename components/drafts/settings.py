@@ -18,7 +18,8 @@ from components.text import did_you_mean
 from components.weight_format import DEFAULT_GROUP
 
 Place = tuple[str | int, ...]
-Depth = Annotated[int, Field(ge=1, le=16)]
+MOST_DEPTH = 16  # draft tokens of one round
+Depth = Annotated[int, Field(ge=1, le=MOST_DEPTH)]
 LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
 
 
@@ -307,6 +308,41 @@ class PEagleSettings(EagleBlock):
     """Depth d is trained at a share kept_share^d of the columns; 1: at all."""
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The smallest such share."""
+
+
+class DFlashSettings(EagleBlock):
+    """DFlash: a block of draft tokens denoised in one forward."""
+
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7788
+    """Draft token k weighs step_decay^k in the loss, divided by the sum of the weights; exp(-1 / gamma) with the
+    field's gamma of 4."""
+    block_size: Annotated[int, Field(ge=2, le=17)] = 8
+    """Rows of a block: the newest token and the masks after it. It is denoised at this width only."""
+    sample_from_anchor: bool = False
+    """Whether the newest token's own row drafts too, as in DeepSpec: block_size draft tokens instead of one less."""
+    num_layers: Annotated[int, Field(ge=1, le=16)] = 2
+    """Decoder layers; the paper has 5."""
+    qk_norm: bool = True
+    """Every head's query and key have an RMSNorm before they are rotated, as in Qwen3's blocks."""
+    max_anchors: Annotated[int, Field(ge=1)] = 64
+    """Positions of a row of the batch that a block is trained from, at most, drawn at random in every step."""
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+    """The token whose embedding stands for a mask; null: the last of the vocabulary, which texts hardly have."""
+    slot_weights: Literal["decay", "dpace"] = "decay"
+    """How draft tokens weigh in the loss. decay: by step_decay; dpace: by how likely the chain reaches them."""
+    dpace_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """slot_weights dpace: how far the drafter's own confidence is smoothed towards 1."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens of a block."""
+        return self.block_size - (not self.sample_from_anchor)
+
+    @model_validator(mode="after")
+    def _depth_can_be_drafted(self) -> Self:
+        if self.num_draft_tokens > MOST_DEPTH:
+            raise ValueError(f"block_size {self.block_size} drafts {self.num_draft_tokens} tokens, most {MOST_DEPTH}")
+        return self
 
 
 class MtpSettings(DistilledBlock):

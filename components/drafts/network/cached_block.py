@@ -7,7 +7,8 @@ leaves x /
 sqrt(|x|^2 + H eps), and rows of q and k are permuted so that a rotary pair lies side by side: one complex product.
 Where only the last row's output is needed, earlier rows get no more than their keys and values.
 
-Shapes: T rows of one sequence, A attention heads, G key/value heads, D head size, H hidden size.
+Shapes: T rows of one sequence, A attention heads, G key/value heads, D head size, H hidden size; B sequences, W rows of
+a draft block.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from components.drafts.network.layers import (
     AttentionProjections,
     BlockShape,
+    LlamaLayer,
     RmsNorm,
     SwiGlu,
     rope_frequencies,
@@ -239,10 +241,12 @@ class CachedBlock:
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _rotate(self, rows: Tensor, rotations: Tensor) -> None:
-        """Rotate [T, A + G, D] in place by complex64 [T, 1, D / 2]; queries and keys with norms have them first."""
+        """Rotate [T, A + G, D], or keys [T, G, D], in place by complex64 [T, 1, D / 2]; norms of theirs come first."""
         exact = rows if rows.dtype == torch.float32 else rows.float()
         if self.head_norms is not None:
-            exact.copy_(F.rms_norm(exact, exact.shape[-1:], eps=self.shape.rms_norm_eps).mul_(self.head_norms))
+            exact.copy_(
+                F.rms_norm(exact, exact.shape[-1:], eps=self.shape.rms_norm_eps).mul_(self.head_norms[-rows.shape[1] :])
+            )
         torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotations)
         if exact is not rows:
             rows.copy_(exact)
@@ -268,3 +272,50 @@ class CachedBlock:
         """Reorder the rows of a projection [heads * D, in] to (0, D/2, 1, D/2 + 1, ...) within every head."""
         half = self.shape.head_dim // 2
         return weight.view(-1, 2, half, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+
+
+@final
+class InjectedBlock:
+    """A LlamaLayer whose keys and values of committed positions are the target's features (DFlash).
+
+    Cache rows of committed positions are written once, from fused features; the rows after them belong to the draft
+    block of the round. Its W rows see each other and all that is committed, so there is no mask, and what a round
+    leaves behind is overwritten by the next.
+    """
+
+    def __init__(self, shape: BlockShape, layer: LlamaLayer, context_norm: RmsNorm, dtype: torch.dtype) -> None:
+        """context_norm: the norm of the features before they become keys and values."""
+        block = self.block = CachedBlock(shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
+        self.shape, num_queries = shape, shape.num_attention_heads * shape.head_dim
+        self.context_weight = block.norm.folded(block.qkv_weight[num_queries:], context_norm).to(dtype)  # [2G D, H]
+        self.qkv = linear_kernel(block.norm.folded(block.qkv_weight, layer.input_layernorm).to(dtype))
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The block's linear layers in the order they run."""
+        return [self.qkv, *self.block.linears]
+
+    def commit(self, keys_values: Tensor, cache: KvCache, start: int) -> None:
+        """Write T newly committed positions at cache rows start..; they are not needed afterwards.
+
+        keys_values: [T, 2G D], the normed features by context_weight.
+        """
+        kv_heads, num_rows = self.shape.num_key_value_heads, keys_values.shape[0]
+        rows = keys_values.view(num_rows, 2 * kv_heads, self.shape.head_dim)
+        self.block._rotate(rows.narrow(1, 0, kv_heads), self.block.rotations.narrow(0, start, num_rows))
+        cache.narrow(1, start, num_rows).copy_(rows.transpose(0, 1))
+
+    def run(self, residual: Tensor, caches: Sequence[KvCache], starts: Sequence[int]) -> Tensor:
+        """Denoise B draft blocks: residual [B W, H] -> [B W, H]; block b is at rows and positions starts[b].. ."""
+        shape = self.shape
+        heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, residual.shape[0] // len(caches)
+        qkv = self.qkv(self.block.norm(residual)).unflatten(-1, (heads + 2 * kv_heads, shape.head_dim))
+        mixed = []
+        for rows, cache, start in zip(qkv.split(width), caches, starts, strict=True):
+            self.block._rotate(rows.narrow(1, 0, heads + kv_heads), self.block.rotations.narrow(0, start, width))
+            cache.narrow(1, start, width).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+            keys, values = cache.narrow(1, 0, start + width).unsqueeze(0).split(kv_heads, 1)
+            queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
+            out = F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
+            mixed.append(out[0].transpose(0, 1).reshape(width, -1))
+        return self.block._finish(residual, torch.cat(mixed))

@@ -198,6 +198,7 @@ def _spread(rows: list[FeatureRow], limit: int) -> list[FeatureRow]:
 MEANING: Final = (
     *("norm_output", "norm_before_residual", "first_hidden"),
     *("rms_norm_eps", "rope_theta", "rope_scaling"),
+    *("sample_from_anchor", "mask_token_id"),
 )
 """Settings that change the meaning of weights but not their shapes."""
 

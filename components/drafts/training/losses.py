@@ -145,6 +145,7 @@ class StepLossAccumulator:
         self.roots = Roots(*packed_rows(self.reachable_at_step[0]))
         self.all_correct = self.roots.valid
         self.losses: list[Tensor] = []
+        self.row_losses: list[tuple[Tensor, Tensor]] = []  # of every step: losses and which are trained, [B, R'] each
         self.accepted: list[Tensor] = []
         self.num_reachable: list[Tensor] = []
 
@@ -169,6 +170,7 @@ class StepLossAccumulator:
         documents = self.batch.documents
         sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
         trained = allowed & (best >= 0)
+        self.row_losses.append((row_losses, trained))
         self.losses.append(average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
         # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
         correct = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
@@ -182,6 +184,29 @@ class StepLossAccumulator:
         weights = decay ** torch.arange(len(self.losses), device=stacked.device, dtype=torch.float32)
         total = (stacked * weights).sum() / weights.sum()
         return StepLosses(total, stacked.detach(), torch.stack(self.accepted), torch.stack(self.num_reachable))
+
+    def survival_weighted(self, smoothing: float) -> StepLosses:
+        """Combine all steps, over the same roots, into one loss with D-PACE's weights (survival_weights).
+
+        The mean is over all trained rows of all steps, whatever the normaliser.
+        """
+        losses, trained = (torch.stack(parts) for parts in zip(*self.row_losses, strict=True))
+        weights = survival_weights(losses, trained, smoothing)
+        total = (losses * weights).sum() / trained.sum().clamp(min=1)
+        per_step = torch.stack(self.losses).detach()
+        return StepLosses(total, per_step, torch.stack(self.accepted), torch.stack(self.num_reachable))
+
+
+@torch.no_grad()
+def survival_weights(losses: Tensor, trained: Tensor, smoothing: float) -> Tensor:
+    """D-PACE's weights of K steps (arXiv:2605.18810): losses and trained [K, ...] -> float32 [K, ...].
+
+    w_k = sum_{j >= k} prod_{i <= j} c_i, c = (1 - smoothing) exp(-loss) + smoothing: how much of the chain hangs on
+    step k. Steps that are not trained weigh nothing and leave the others as they are.
+    """
+    confidence = (1.0 - smoothing) * torch.exp(-losses.float()) + smoothing
+    survival = torch.where(trained, confidence, 1.0).cumprod(0).masked_fill(~trained, 0.0)
+    return survival.flip(0).cumsum(0).flip(0).masked_fill(~trained, 0.0)
 
 
 def step_losses(

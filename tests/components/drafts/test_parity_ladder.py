@@ -45,7 +45,7 @@ from components.publish.formats.registry import FORMATS, drafter_state_of, layou
 from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TapLayers
 
-DEPTHS = {"p-eagle": 7}
+DEPTHS = {"dflash": 7, "p-eagle": 7}
 """Where a method climbs at another depth: all of P-EAGLE's guesses come from one pass, however many they are."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "eagle1": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "p-eagle": {"parallel_depth": 7, "num_layers": 2, "kept_share": 1.0},
     "lookahead": {"window": 4, "ngram_size": DEPTH + 1, "max_guesses": 3},
 }
-WITHOUT_FORMAT = ("lookahead", "mtp-parallel", "ngram", "suffix")
+WITHOUT_FORMAT = ("dflash", "lookahead", "mtp-parallel", "ngram", "suffix")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
 CHAINS = [name for name in METHODS if name != "lookahead"]

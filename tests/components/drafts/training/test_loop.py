@@ -28,7 +28,11 @@ SETTINGS: dict[str, Any] = {
     "num_steps": 9,
     "batch_tokens": 96,
     "draft_vocab_size": 128,
-    "settings": {"eagle3": {"ttt_steps": 3}, "p-eagle": {"parallel_depth": 3, "num_layers": 2}},
+    "settings": {
+        "dflash": {"block_size": 4, "max_anchors": 6},
+        "eagle3": {"ttt_steps": 3},
+        "p-eagle": {"parallel_depth": 3, "num_layers": 2},
+    },
     "eval_every": 2,
     "checkpoint_every": 2,
 }

@@ -21,6 +21,7 @@ from components.drafts.training.losses import (
     row_loss,
     smooth_l1,
     soft_cross_entropy,
+    survival_weights,
     teacher_at_target_columns,
     teacher_distributions,
     top_k_cross_entropy,
