@@ -197,6 +197,20 @@ def test_a_step_given_for_fewer_roots_counts_those_only() -> None:
     assert judge.result(1.0).num_reachable.tolist() == [3, 1] == judge.result(1.0).accepted.tolist()
 
 
+def test_dpace_weighs_a_step_by_the_chains_that_hang_on_it() -> None:
+    """Against the sum over prefixes written out; what is not trained weighs nothing and cuts no chain."""
+    losses = torch.rand(4, 3, generator=torch.Generator().manual_seed(2)) * 3
+    trained = torch.tensor([[True, True, True], [True, True, False], [True, False, True], [True, False, False]])
+    weights = survival_weights(losses, trained, 0.5)
+    for column in range(3):
+        steps = [k for k in range(4) if trained[k, column]]
+        confidence = {k: 0.5 * math.exp(-float(losses[k, column])) + 0.5 for k in steps}
+        for k in range(4):
+            deeper = [j for j in steps if j >= k] if k in steps else []
+            expected = sum(math.prod(confidence[i] for i in steps if i <= j) for j in deeper)
+            assert float(weights[k, column]) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("normaliser, expected", [("token", 14 / 4), ("sequence", (2 + 8) / 2), ("position", 14 / 10)])
 def test_the_three_normalisers(normaliser: str, expected: float) -> None:
     rows = torch.tensor([[1.0, 2.0, 3.0], [8.0, 100.0, 100.0]])
