@@ -91,7 +91,7 @@ def main() -> None:
     built = drafters(target, draft_ids)
     sample = {"ids": ids, "taps": out.taps[0].clone(), "last": out.last[0].clone(), "draft_ids": draft_ids}
     sample |= {"embed": target.embedding.clone(), "head": next(iter(built.values())).lm_head.clone()}
-    sample |= {"tap_layers": torch.tensor(target.shape.tap_layers)}
+    sample |= {"tap_layers": torch.tensor(target.tap_layers)}
     cases = []
     for name, draft in built.items():
         sample |= {f"{name}.{part}": weight.clone() for part, weight in draft.state_dict().items()}

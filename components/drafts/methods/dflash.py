@@ -91,12 +91,12 @@ class BlockDraft(BatchedDraft[Decoder]):
         super().__init__(target, draft_ids)
         self.settings, self.seed = settings, settings.init_seed or 0
         shape = self.shape = BlockShape.of(target, settings.intermediate_size, settings.own_block)
-        hidden, self.num_taps = shape.hidden_size, len(target.shape.tap_layers)
+        hidden, num_taps = shape.hidden_size, len(target.tap_layers)
         self.num_steps = self.max_depth = settings.num_draft_tokens
         self.mask_token_id = _mask_token_id(settings.mask_token_id, target.shape.vocab_size)
         self.lm_head: Tensor  # [N, H], the target's
         self.register_buffer("lm_head", head_rows(target, draft_ids), persistent=False)
-        self.fc = TrainingLinear(self.num_taps * hidden, hidden)
+        self.fc = TrainingLinear(num_taps * hidden, hidden)
         self.hidden_norm = RmsNorm(hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(settings.num_layers))
         self.norm = RmsNorm(hidden, shape.rms_norm_eps)
@@ -120,7 +120,7 @@ class BlockDraft(BatchedDraft[Decoder]):
     @torch.no_grad()
     def scale_to_target_features(self, taps: Tensor) -> None:
         """As EAGLE-3: every tap counts alike at first, and fc learns at the rate of its inputs."""
-        sizes = tap_sizes(taps)
+        sizes = tap_sizes(taps, self.shape.hidden_size)
         scale_fuse(self.fc, sizes)
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean())}
 
