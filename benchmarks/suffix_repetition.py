@@ -8,8 +8,9 @@ Ordinary are functions as they were written, replayed (`functions`), and the tar
 answers`).
 
 All arms take turns on every prompt, in random order. Tokens a round come from acceptance maps, which must agree with
-the rounds that were run; times are those of decoding alone, over plain decoding's on the same prompt. Ends with exit
-code 1 when a replayed answer comes out otherwise.
+the rounds that were run. Times are those of decoding alone, over plain decoding's on the same prompt: processor time of
+one thread, which other work on the machine disturbs less than the time on the wall. Ends with exit code 1 when a
+replayed answer comes out otherwise.
 
     python -m benchmarks.suffix_repetition [--prompts 16] [--reps 1] [--depths 3 7 16] [--dry-run]
 """
@@ -20,6 +21,7 @@ import argparse
 import random
 import re
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +189,7 @@ def measure(model: AbstractTarget, arms: list[Arm], tasks: Sequence[Task], reps:
                     depth=arm.depth,
                     ignore_eos=True,
                     session=session,
+                    clock=time.thread_time_ns,
                 )
                 if task.answer is not None and run.tokens != task.answer:
                     raise SystemExit(f"{arm.name}, depth {arm.depth}: a replayed answer came out otherwise")
@@ -238,10 +241,9 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=1, help="times that every prompt is decoded by every arm")
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 7, 16], help="draft tokens a round, at most")
     parser.add_argument("--workloads", nargs="+", default=["edit", "again", "functions", "own answers"])
-    parser.add_argument("--threads", type=int, default=2, help="threads that torch uses")
     parser.add_argument("--dry-run", action="store_true", help="write no record")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # all work is the measured thread's
     model = open_target(Path(BUILTIN), dtype="float32")
     tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
     rows, dice = [], random.Random(0)

@@ -171,10 +171,12 @@ class SuffixSettings(Untrained):
     """The most tokens of one draft."""
     max_tree_depth: Annotated[int, Field(ge=2, le=256)] = 64
     """The longest string that is counted, tokens: a match and its draft together."""
-    max_spec_factor: Annotated[float, Field(gt=0, le=16)] = 1.0
+    max_spec_factor: Annotated[float, Field(gt=0, le=16)] = 4.0
     """Draft tokens per matched token, at most."""
     min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
     """A draft ends where the estimated probability that all of it is right falls below this."""
+    min_score: Annotated[float, Field(ge=0, le=64)] = 0.7
+    """Nothing is drafted where fewer right tokens than this are expected: a pass over several rows costs more."""
     cached_tokens: Annotated[int, Field(ge=0, le=4_000_000)] = 0
     """Tokens of earlier answers (those of the features) that are searched beside the request's own text; 0: none."""
 

@@ -3,14 +3,16 @@
 After Oliaro et al. 2024 (arXiv:2411.04975) and Snowflake's Arctic Inference, which serves it in vLLM. Every suffix of
 the text, up to `max_tree_depth` - `max_draft_tokens` tokens, is looked up in the request's own text and in a cache of
 earlier answers (`cached_tokens`). A match of m tokens drafts at most `max_spec_factor` m: a long match goes far, a
-short one a word, text without repetition nothing. Token by token the most frequent continuation is followed. The
-product of its shares among the continuations, P_j after j tokens, estimates the probability that all j are right; the
-copy ends where it falls below `min_token_prob`. The score of a copy is sum_j P_j, the expected number of right tokens.
-The copy of the highest score drafts: of equals the longest match, and the request's own text before earlier answers.
+short one a few words. Token by token the most frequent continuation is followed. P_j estimates the probability that j
+tokens are right: the product of their shares among the continuations, and of how often such a share held in this text
+after a match of that length (`Trust`). A copy ends where P_j falls below `min_token_prob`; its score is sum_j P_j, the
+expected number of right tokens. The copy of the highest score drafts (of equals the longest match, and the request's
+own text before earlier answers), unless its score is below `min_score`: text that does not repeat is decoded plainly.
 
 Deviations: a suffix automaton counts in place of a tree; a share is one of all continuations seen, where Arctic also
-counts the text's own end as an occurrence that went on nowhere; of continuations equally frequent the latest is
-followed. The copy does not depend on the depth asked for, which only cuts it: an acceptance map holds for every depth.
+counts the text's own end as an occurrence that went on nowhere; `Trust` and `min_score` are ours; of continuations
+equally frequent the latest is followed. The copy does not depend on the depth asked for, which only cuts it: an
+acceptance map holds for every depth. `max_spec_factor` is the paper's 4, Arctic's default is 1.
 
 Nothing here changes while drafting but the request's own state, so that results do not depend on the order of prompts.
 Earlier answers are those of `train_draft`'s features; a server adds its own by `remember`, and may then say in other
@@ -22,7 +24,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -40,6 +42,10 @@ KEPT_SHARE = 0.75
 ROOT = 0
 NONE = -1
 EPSILON = 1e-6  # products such as 0.1 * 30 are meant to be whole
+MOST = 16
+"""Longer matches are trusted as those of so many tokens."""
+PRIOR = 2.0
+"""Tries that a rate begins with, at m / (m + 1.5), about what held over functions of Python's standard library."""
 
 
 class Place(NamedTuple):
@@ -55,7 +61,7 @@ START = Place(ROOT, 0)
 class Limits(NamedTuple):
     """What bounds a copy. A match of m tokens, at most `match`, drafts at most `factor` m, and `tokens`.
 
-    least_share: a copy stops where the estimated probability of all of it falls below this.
+    least_share: a copy ends where the estimated probability that all of it is right falls below this.
     """
 
     match: int
@@ -77,6 +83,23 @@ class Copy(NamedTuple):
 
 
 NO_COPY = Copy([], 0.0, 0, NONE)
+
+
+class Trust:
+    """How often what followed a match of m tokens before has followed it again, learnt from the text itself."""
+
+    def __init__(self) -> None:
+        usual = [length / (length + 1.5) for length in range(MOST + 1)]
+        self._tries, self._hits = [PRIOR] * (MOST + 1), [PRIOR * rate for rate in usual]
+        self.rates = usual
+        """By the length of the match, MOST for longer ones: right guesses over those that their shares promised."""
+
+    def learn(self, match: int, share: float, *, right: bool) -> None:
+        """Note whether the likeliest token, of this share after a match, came."""
+        index = min(match, MOST)
+        self._tries[index] += share
+        self._hits[index] += right
+        self.rates[index] = min(1.0, self._hits[index] / self._tries[index])
 
 
 @final
@@ -148,10 +171,21 @@ class SuffixAutomaton:
             state = self._children[state][token]
         return self._count[state]
 
-    def best_copy(self, place: Place, limits: Limits) -> Copy:
+    def likeliest(self, place: Place) -> tuple[int, float, int]:
+        """The most frequent token after the longest match at `place`, its share, and the match; (NONE, 0, 0): none."""
+        state, depth = place if place.depth < self.longest else self._settle(place.state, self.longest - 1)
+        while state and not self._children[state]:
+            state = self._link[state]
+        if not state:
+            return NONE, 0.0, 0
+        token, _, share = self._most_frequent(state)
+        return token, share, min(depth, self._length[state])
+
+    def best_copy(self, place: Place, limits: Limits, rates: Sequence[float]) -> Copy:
         """The copy of most expected tokens, over every suffix that ends at `place`; of equals that of longest match.
 
         Of the matches that one state holds only the longest counts: all go on alike, and it may draft the most.
+        rates: those of `Trust`.
         """
         assert limits.match + limits.tokens <= self.longest, "longer strings are not counted"
         best = NO_COPY
@@ -162,37 +196,40 @@ class SuffixAutomaton:
             if room <= best.expected:
                 break  # a shorter match drafts no more than that, so it expects no more
             if self._children[state]:
-                copy = self._copy(state, match, room, limits.least_share)
+                copy = self._copy(state, match, room, limits.least_share, rates)
                 best = copy if copy.expected > best.expected else best
             state = self._link[state]
         return best
 
-    def _copy(self, state: int, match: int, room: int, least_share: float) -> Copy:
-        """What followed a state's string most often, up to `room` tokens; of equals what followed it latest."""
-        count, latest = self._count, self._latest
+    def _copy(self, state: int, match: int, room: int, least_share: float, rates: Sequence[float]) -> Copy:
+        """What followed a state's string most often, up to `room` tokens."""
         tokens: list[int] = []
-        expected, share, position = 0.0, 1.0, NONE
-        while len(tokens) < room:
-            following = self._children[state]
-            if len(following) == 1:
-                ((token, state),) = following.items()
-            elif following:
-                most = total = 0
-                for candidate, child in following.items():  # a plain loop: in the way of every round
-                    number = count[child]
-                    total += number
-                    if number > most or (number == most and latest[child] > latest[state]):
-                        most, token, state = number, candidate, child
-                share *= most / total
-                if share < least_share:
-                    break
-            else:
+        expected, probability, position, children = 0.0, 1.0, NONE, self._children
+        while len(tokens) < room and children[state]:
+            token, state, share = self._most_frequent(state)
+            probability *= share * rates[min(match + len(tokens), MOST)]
+            if probability < least_share:
                 break
             if not tokens:
-                position = latest[state]
+                position = self._latest[state]
             tokens.append(token)
-            expected += share
+            expected += probability
         return Copy(tokens, expected, match, position)
+
+    def _most_frequent(self, state: int) -> tuple[int, int, float]:
+        """The token that followed a state's string most often, of equals latest; the state with it, and its share."""
+        following = self._children[state]
+        if len(following) == 1:
+            ((token, child),) = following.items()
+            return token, child, 1.0
+        count, latest = self._count, self._latest
+        most = total = token = likeliest = 0
+        for candidate, child in following.items():  # a plain loop: in the way of every round
+            number = count[child]
+            total += number
+            if number > most or (number == most and latest[child] > latest[likeliest]):
+                most, token, likeliest = number, candidate, child
+        return token, likeliest, most / total
 
     def _settle(self, state: int, depth: int) -> Place:
         """The place of the last `depth` tokens of a state's strings, `longest` at most."""
@@ -294,6 +331,8 @@ class SuffixState:
     own: SuffixAutomaton
     earlier: SuffixAutomaton
     place: Place = START
+    own_trust: Trust = field(default_factory=Trust)
+    earlier_trust: Trust = field(default_factory=Trust)
 
 
 @final
@@ -348,18 +387,24 @@ class Suffix:
         return torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth)
 
     def commit(self, state: SuffixState, tokens: Iterable[int]) -> None:
-        """Add tokens to the end of the sequence's text."""
+        """Add tokens to the end of the sequence's text, and learn whether they were expected."""
         for token in tokens:
+            guess, share, match = state.own.likeliest(state.own.place)
+            if match:
+                state.own_trust.learn(match, share, right=guess == token)
             state.own.extend(token)
             if state.earlier.num_tokens:
+                guess, share, match = state.earlier.likeliest(state.place)
+                if match:
+                    state.earlier_trust.learn(match, share, right=guess == token)
                 state.place = state.earlier.follow(state.place, token)
 
     def best_copy(self, state: SuffixState) -> Copy:
-        """The copy that drafts now; without tokens where nothing matched."""
-        own = state.own.best_copy(state.own.place, self.limits)
-        earlier = state.earlier.best_copy(state.place, self.limits) if state.earlier.num_tokens else NO_COPY
-        if earlier.expected <= own.expected:
-            return own
-        if state.earlier is self.cache.automaton:
-            self.cache.use(earlier.position)
-        return earlier
+        """The copy that drafts now; without tokens where none is worth it."""
+        copy = state.own.best_copy(state.own.place, self.limits, state.own_trust.rates)
+        if state.earlier.num_tokens:
+            earlier = state.earlier.best_copy(state.place, self.limits, state.earlier_trust.rates)
+            copy = earlier if earlier.expected > copy.expected else copy
+            if copy is earlier and state.earlier is self.cache.automaton:
+                self.cache.use(earlier.position)
+        return copy if copy.expected >= self.settings.min_score else NO_COPY

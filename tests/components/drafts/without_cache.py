@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.methods.suffix import MOST, Trust
 from components.drafts.settings import SuffixSettings
 
 Guess = Callable[[list[int], int], list[int]]
@@ -109,35 +110,57 @@ class Counted(NamedTuple):
 def copy_by_counting(text: list[int], earlier: list[list[int]], settings: SuffixSettings) -> Counted:
     """Suffix decoding by searching: every suffix of the text in the text itself, then in the earlier answers."""
     best = Counted([], 0.0, 0)
-    for sources in ([text], earlier):
-        found = [
-            _continue_by_counting(text, sources, match, settings)
-            for match in range(min(settings.max_tree_depth - settings.max_draft_tokens, len(text)), 0, -1)
-        ]
-        longest_of_best = max(found, key=lambda one: one.expected, default=best)
-        best = longest_of_best if longest_of_best.expected > best.expected else best
-    return best
+    for sources in (None, earlier):
+        trust = Trust()
+        for end in range(len(text)):  # what the first tokens foretold of the next one
+            past = [text[:end]] if sources is None else sources
+            for match in range(min(settings.max_tree_depth - 1, end), 0, -1):
+                if found := _followers(text[end - match : end], past):
+                    token = max(found, key=found.__getitem__)
+                    share = found[token][0] / sum(times for times, _ in found.values())
+                    trust.learn(match, share, right=token == text[end])
+                    break
+        past, before = [text] if sources is None else sources, 0
+        for match in range(min(settings.max_tree_depth - settings.max_draft_tokens, len(text)), 0, -1):
+            times = sum(_occurrences(text[-match:], source) for source in past)
+            if times > before:  # else the longer match has the same occurrences, and drafts instead
+                copy = _continue_by_counting(text, past, match, settings, trust.rates)
+                best = copy if copy.expected > best.expected else best
+            before = times
+    return best if best.expected >= settings.min_score else Counted([], 0.0, 0)
 
 
-def _continue_by_counting(text: list[int], sources: list[list[int]], match: int, settings: SuffixSettings) -> Counted:
-    string, tokens, share, expected = text[-match:], list[int](), 1.0, 0.0
+def _occurrences(string: list[int], source: list[int]) -> int:
+    return sum(source[start : start + len(string)] == string for start in range(len(source) - len(string) + 1))
+
+
+def _followers(string: list[int], sources: list[list[int]]) -> dict[int, tuple[int, int]]:
+    """Token -> how often it followed the string, and where latest, counted over all sources."""
+    following, before = dict[int, tuple[int, int]](), 0
+    for source in sources:
+        for place in range(len(string), len(source)):
+            if source[place - len(string) : place] == string:
+                following[source[place]] = following.get(source[place], (0, 0))[0] + 1, before + place
+        before += len(source)
+    return following
+
+
+def _continue_by_counting(
+    text: list[int], sources: list[list[int]], match: int, settings: SuffixSettings, rates: list[float]
+) -> Counted:
+    string, tokens, probability, expected = text[-match:], list[int](), 1.0, 0.0
     while len(tokens) < min(int(settings.max_spec_factor * match + 1e-6), settings.max_draft_tokens):
-        following, before = dict[int, tuple[int, int]](), 0  # token -> times, and the latest of them
-        for source in sources:
-            for place in range(len(string), len(source)):
-                if source[place - len(string) : place] == string:
-                    times, _ = following.get(source[place], (0, 0))
-                    following[source[place]] = times + 1, before + place
-            before += len(source)
+        following = _followers(string, sources)
         if not following:
             break
-        token = max(following, key=lambda one: following[one])
-        share *= following[token][0] / sum(times for times, _ in following.values())
-        if share < settings.min_token_prob:
+        token = max(following, key=following.__getitem__)
+        share = following[token][0] / sum(times for times, _ in following.values())
+        probability *= share * rates[min(match + len(tokens), MOST)]
+        if probability < settings.min_token_prob:
             break
         tokens.append(token)
         string = [*string, token]
-        expected += share
+        expected += probability
     return Counted(tokens, expected, match)
 
 

@@ -16,7 +16,7 @@ from without_cache import copy_by_counting
 
 from components.contract import Target, UserError
 from components.drafts.interface import CommittedPositions, Sampling
-from components.drafts.methods.suffix import START, AnswerCache, Suffix, SuffixAutomaton
+from components.drafts.methods.suffix import MOST, START, AnswerCache, Suffix, SuffixAutomaton, Trust
 from components.drafts.settings import SuffixSettings
 from components.drafts.steps import train_draft
 from components.drafts.storage.files import open_draft
@@ -84,18 +84,26 @@ def propose(drafter: Suffix, tokens: list[int], depth: int, pieces: int = 1) -> 
     return found.tokens.tolist()
 
 
-def settings(deepest: int, match: int, factor: float, least: float, cached: int = 0) -> SuffixSettings:
+def settings(
+    deepest: int, match: int, factor: float, least: float, cached: int = 0, score: float = 0.0
+) -> SuffixSettings:
     return SuffixSettings(
         max_draft_tokens=deepest,
         max_tree_depth=deepest + match,
         max_spec_factor=factor,
         min_token_prob=least,
         cached_tokens=cached,
+        min_score=score,
     )
 
 
 SETTINGS = st.builds(
-    settings, st.integers(1, 5), st.integers(1, 6), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 0.3, 0.6])
+    settings,
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from([0.0, 0.1, 0.3]),
+    score=st.sampled_from([0.0, 0.4, 0.8]),
 )
 
 
@@ -135,8 +143,23 @@ def test_a_longer_match_drafts_more() -> None:
 
 def test_the_most_frequent_continuation_is_drafted_while_it_is_likely() -> None:
     seen = [1, 2, 5, 1, 2, 5, 1, 2, 6, 1]  # after 1, 2: 5 twice of three times
-    assert propose(Suffix(settings(4, 1, 2.0, 0.6)), seen, 4) == [2, 5]
-    assert propose(Suffix(settings(4, 1, 2.0, 0.7)), seen, 4) == [2]
+    assert propose(Suffix(settings(4, 1, 2.0, 0.0)), seen, 4) == [2, 5]
+    assert propose(Suffix(settings(4, 1, 2.0, 0.4)), seen, 4) == [2]
+    assert propose(Suffix(settings(4, 1, 2.0, 0.9)), seen, 4) == []
+
+
+def test_text_that_broke_its_promises_is_trusted_less_and_drafts_nothing() -> None:
+    drafter = Suffix(settings(4, 4, 2.0, 0.0, score=0.5))
+    promises = [1, 2, 1, 2, 1, 2, 1]
+    assert propose(drafter, promises, 4) != []
+    trust = Trust()
+    before = list(trust.rates)
+    for _ in range(20):
+        trust.learn(1, 1.0, right=False)
+        trust.learn(40, 0.5, right=True)
+    assert trust.rates[1] < 0.1 < before[1] and trust.rates[MOST] == 1.0 and trust.rates[2] == before[2]
+    broken = [1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 1]
+    assert propose(drafter, broken, 4) == [] and propose(Suffix(settings(4, 4, 2.0, 0.0)), broken, 4) == [6, 1]
 
 
 def test_the_depth_asked_for_only_cuts_the_draft() -> None:
