@@ -402,9 +402,13 @@ class Suffix:
     def best_copy(self, state: SuffixState) -> Copy:
         """The copy that drafts now; without tokens where none is worth it."""
         copy = state.own.best_copy(state.own.place, self.limits, state.own_trust.rates)
+        from_cache = False
         if state.earlier.num_tokens:
             earlier = state.earlier.best_copy(state.place, self.limits, state.earlier_trust.rates)
-            copy = earlier if earlier.expected > copy.expected else copy
-            if copy is earlier and state.earlier is self.cache.automaton:
-                self.cache.use(earlier.position)
-        return copy if copy.expected >= self.settings.min_score else NO_COPY
+            from_cache = earlier.expected > copy.expected
+            copy = earlier if from_cache else copy
+        if copy.expected < self.settings.min_score:
+            return NO_COPY
+        if from_cache and state.earlier is self.cache.automaton:
+            self.cache.use(copy.position)
+        return copy

@@ -186,6 +186,7 @@ def test_the_least_recently_used_answer_is_forgotten_first() -> None:
     drafter = Suffix(told)
     drafter.remember([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
     assert propose(drafter, [1, 2], 2) == [3, 4], "which is a use of the first"
+    assert propose(drafter, [30, 31], 2) == [], "which uses none"
     drafter.remember([[13, 14, 15, 16], [17, 18, 19, 20]])
     assert [1, 2, 3, 4] in drafter.cache.answers and [5, 6, 7, 8] not in drafter.cache.answers
     assert propose(drafter, [1, 2], 2) == [3, 4] and propose(drafter, [5, 6], 2) == []
