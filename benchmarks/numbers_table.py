@@ -311,10 +311,20 @@ def imported_parity() -> tuple[str, str]:
         apart = max(value for key, value in case.items() if key.startswith(f"{kind}_"))
         chains = f"{case['chains_equal']:.0%}" if "chains_equal" in case else "-"
         rows.append((f"`{name}`", kind, f"{apart:.1e}", f"{case[f'largest_{kind}']:.1f}", chains))
-    sources = f"EAGLE {found['eagle']}, SpecForge {found['specforge']}, speculators {found['speculators']}"
+    projects = {
+        "eagle": "EAGLE",
+        "specforge": "SpecForge",
+        "medusa": "Medusa",
+        "angelslim": "AngelSlim",
+        "mimo": "MiMo's own modelling code,",
+        "transformers": "transformers",
+        "speculators": "speculators",
+    }
+    sources = ", ".join(f"{title} {found[name]}" for name, title in projects.items() if name in found)
     return (
         "Checkpoints that other projects' own classes wrote with random weights, read by `drafts.import_draft`: the "
         "largest difference from what those classes say, and how many of their greedy draft tokens are ours. "
+        "`own-mtp-*` are whole models with a module, read by transformers from the same file. "
         f"{sources}.",
         markdown(("checkpoint", "of", "largest difference", "largest value", "draft tokens equal"), rows),
     )

@@ -29,6 +29,7 @@ from components.drafts.network.layers import BlockShape
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_tokenizer
+from components.targets.shape import TapLayers
 
 PROMPTS = (
     "Explain in a few sentences how a bicycle stays upright.",
@@ -55,11 +56,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Change:
-    """Another convention. tensors: those of the state dict that it reads differently. attributes: of the network."""
+    """Another convention. tensors: those of the state dict that it reads differently. attributes: of the network.
+
+    taps: the layers that it reads; (): those of the network.
+    """
 
     name: str
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    taps: TapLayers = ()
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,9 @@ def measure_agreement(network: AbstractDraft, target: AbstractTarget, artifact: 
     frequencies = (torch.bincount(tokens, minlength=size) / len(truth) for tokens in (drafts, truth))
     measured = Agreement(len(truth), _share(right), float(torch.stack([*frequencies]).prod(0).sum()))
     for change in known_changes(network):
+        others = [_tapped(target, answer, change.taps) for answer in answers] if change.taps else answers
         with _changed(network, change):
-            other = _first_tokens(network, answers) == truth
+            other = _first_tokens(network, others) == truth
         gained, lost = int((other & ~right).sum()), int((right & ~other).sum())
         if gained - lost > CLEAR * (gained + lost) ** 0.5 and _share(other) > measured.better_agreement:
             measured = replace(measured, better=change.name, better_agreement=_share(other))
@@ -138,6 +144,14 @@ def greedy_answer(target: AbstractTarget, prompt: Tensor) -> Answer:
     out = target.forward(ids, target.new_cache(1, ids.shape[1] + 1), logits="none", features=True)
     assert out.taps is not None and out.last is not None
     return Answer(ids[0], out.taps[0], out.last[0], len(prompt))
+
+
+@torch.no_grad()
+def _tapped(target: AbstractTarget, answer: Answer, taps: TapLayers) -> Answer:
+    """An answer with the features of other layers."""
+    out = target.forward(answer.ids[None], target.new_cache(1, len(answer.ids) + 1), logits="none", features=taps)
+    assert out.taps is not None
+    return replace(answer, taps=out.taps[0])
 
 
 def _prompts(target: AbstractTarget, artifact: Target) -> list[Tensor]:
@@ -200,6 +214,7 @@ def known_changes(network: AbstractDraft) -> Iterator[Change]:
     yield from _exchanged(weights, "norms exchanged", "enorm.weight", "hnorm.weight")
     yield from _hidden_first(network, weights)
     yield from _orders_of_taps(network, weights)
+    yield from _neighbouring_taps(network)
     yield from _sizes_of_norms(weights)
     yield from _positions(network, weights)
     if isinstance(on := getattr(network, "norm_before_residual", None), bool):
@@ -251,6 +266,17 @@ def _orders_of_taps(network: AbstractDraft, weights: Mapping[str, Tensor]) -> It
     for order in sorted((orders | {usual[::-1]}) - {usual}):
         joined = torch.cat([parts[one] for one in order], 1)
         yield Change(f"with the tapped layers in the order {order}", {"fc.weight": joined})
+
+
+def _neighbouring_taps(network: AbstractDraft) -> Iterator[Change]:
+    """Other layers: inputs counted as outputs or the other way round, and the usual ones."""
+    taps, shape = network.needs_features, network.target.shape
+    if isinstance(taps, bool):
+        return
+    others = {tuple(one - 1 for one in taps), tuple(one + 1 for one in taps), shape.tap_layers} - {taps}
+    for other in sorted(others):
+        if len(other) == len(taps) and other[0] >= 1 and other[-1] < shape.num_layers:
+            yield Change(f"with hidden_states{list(other)}", taps=other)
 
 
 def _sizes_of_norms(weights: Mapping[str, Tensor]) -> Iterator[Change]:

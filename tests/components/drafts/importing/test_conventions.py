@@ -20,6 +20,7 @@ from torch import Tensor
 from components.drafts.importing.conventions import _prompts, greedy_answer, known_changes, measure_agreement
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.storage.files import build_draft
+from components.publish.formats.eagle3 import TAPS
 
 Tensors = Callable[[dict[str, Tensor]], object]
 LAYER = "midlayer."
@@ -97,9 +98,9 @@ MEANT_OTHERWISE: dict[str, tuple[Tensors, str]] = {
 }
 
 
-def adopted(pair: Pair, drafter: AbstractDraft, tensors: Tensors | None, root: Path) -> dict[str, Any]:
+def adopted(pair: Pair, drafter: AbstractDraft, tensors: Tensors | None, root: Path, **said: Any) -> dict[str, Any]:
     folder = pair.write("eagle3", drafter, {"ttt_steps": 1}, root / "out")
-    return dict(pair.adopt(change(folder, None, tensors), root / "draft").info)
+    return dict(pair.adopt(change(folder, lambda config: config.update(said), tensors), root / "draft").info)
 
 
 def test_a_drafter_as_it_is_meant_draws_no_warning(pair: Pair, drafter: AbstractDraft, tmp_path: Path) -> None:
@@ -122,6 +123,13 @@ def test_the_convention_that_fits_better_is_named_and_nothing_is_changed(
     draft = pair.opens(pair.adopt(tmp_path / "out", tmp_path / "again"))
     changed = draft.state_dict()
     assert any(not torch.equal(weight, changed[key]) for key, weight in drafter.state_dict().items())
+
+
+def test_layers_that_are_counted_otherwise_are_named(pair: Pair, drafter: AbstractDraft, tmp_path: Path) -> None:
+    said: dict[str, Any] = {"eagle_config": {}, TAPS: [3, 5, 6]}
+    info = adopted(pair, drafter, None, tmp_path, **said)
+    assert info["tap_layers"] == [3, 5, 6], "it is imported as what it says"
+    assert info["import_agreement"]["better"] == "with hidden_states[2, 4, 5]", info["import_agreement"]
 
 
 def test_a_drafter_that_knows_nothing_of_the_target_is_said_to(pair: Pair, tmp_path: Path) -> None:
