@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
@@ -17,8 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from components.targets.forward.llama import FastTarget
 from components.targets.shape import shape_of
 
-Family = Literal["llama", "qwen3", "deepseek_v3", "qwen3_moe"]
-FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
+Family = Literal[
+    "llama", "qwen3", "deepseek_v3", "qwen3_moe", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text"
+]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+OURS: tuple[Family, ...] = ("llama", "qwen3", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text")
+"""Families that our own forward pass runs, with every kind of layer that it knows."""
+WINDOW = 6
 VOCAB_SIZE = 384
 EOS_TOKEN = "<|end|>"
 
@@ -46,6 +51,8 @@ def make_tiny_target(family: Family, directory: Path, *, num_layers: int = 8, se
             for name, parameter in model.named_parameters():
                 if name.endswith("norm.weight") or "layernorm" in name:
                     parameter.uniform_(0.6, 1.4)  # all ones would hide a norm applied in the wrong place
+                    if family.startswith("gemma"):
+                        parameter.sub_(1.0)  # they are stored less one
                 elif name.endswith("bias"):
                     parameter.normal_(0.0, 0.1)
                 elif "lm_head" in name:
@@ -101,7 +108,8 @@ def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         return transformers.Qwen3MoeConfig(**common, head_dim=16, **experts), transformers.Qwen3MoeForCausalLM
-    assert family == "deepseek_v3", family
+    if family != "deepseek_v3":
+        return _windowed(family, common)
     latent = {
         "num_key_value_heads": 4,
         "kv_lora_rank": 24,
@@ -119,6 +127,32 @@ def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
         "num_nextn_predict_layers": 0,
     }
     return transformers.DeepseekV3Config(**{**common, **latent}), transformers.DeepseekV3ForCausalLM
+
+
+def _windowed(family: Family, common: dict[str, Any]) -> tuple[Any, Any]:
+    """Families with layers that see WINDOW positions, beside others that see all of them where it has both."""
+    types = [
+        ("sliding_attention", "sliding_attention", "full_attention")[n % 3] for n in range(common["num_hidden_layers"])
+    ]
+    mixed = {"sliding_window": WINDOW, "layer_types": types, "use_sliding_window": True}
+    gemma = {"head_dim": 16, "query_pre_attn_scalar": 11, "attn_logit_softcapping": 3.0}
+    settings: dict[str, dict[str, Any]] = {
+        "mistral": {"head_dim": 16, "sliding_window": WINDOW},
+        "qwen2": mixed,
+        "phi3": {"sliding_window": WINDOW},
+        "gemma": {"head_dim": 16, "tie_word_embeddings": True},
+        "gemma2": {**mixed, **gemma, "final_logit_softcapping": 20.0, "tie_word_embeddings": True},
+        "gemma3_text": {
+            **mixed,
+            **gemma,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    }
+    config = transformers.AutoConfig.for_model(family, **{**common, **settings[family]})
+    return config, type(transformers.AutoModelForCausalLM.from_config(config))
 
 
 def tiny_llama(

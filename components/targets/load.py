@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from components.contract import Target, UserError
 from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype
-from components.targets.forward.llama import FastTarget, check_shapes, is_supported
+from components.targets.forward.architecture import check_shapes, is_supported
+from components.targets.forward.llama import FastTarget
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
 from components.targets.shape import TargetShape, check_tap_layers, shape_of
@@ -57,8 +58,8 @@ def open_target(
     files = _tensor_files(folder, location)
     dtype_name = record["dtype"] if dtype == "auto" and record["dtype"] else resolve_dtype(dtype, files.dtype, device)
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype_name]
-    if kernel != "transformers" and is_supported(config, set(files.by_name)):
-        check_shapes(shape, files.shapes, location)
+    if kernel != "transformers" and is_supported(config, shape, set(files.by_name)):
+        check_shapes(config, shape, files.shapes, location)
         fast = FastTarget(
             config,
             shape,
@@ -83,7 +84,7 @@ def open_target(
 def _check_rotations(fast: FastTarget, location: str) -> None:
     """Raises UserError where transformers cannot compute finite rotations from the rotary settings."""
     try:
-        finite = bool(torch.isfinite(torch.view_as_real(fast.rotations(2))).all())
+        finite = all(bool(torch.isfinite(torch.view_as_real(table)).all()) for table in fast.rotations(2))
     except Exception as error:  # a value of another type breaks each kind of rotation in its own way
         raise UserError(f"{location}: config.json's rotary settings cannot be used ({message_of(error)})") from error
     if not finite:

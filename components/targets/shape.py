@@ -248,11 +248,6 @@ def rope_parameters(config: Any) -> JsonObject:
     return dict(rope.get("full_attention") or by_type[0]) if by_type else rope
 
 
-def is_full_attention(config: Any) -> bool:
-    """Whether every layer attends to all positions."""
-    return layer_kinds(config) == ["full"]
-
-
 def as_ids(ids: int | list[int] | None) -> tuple[int, ...]:
     """eos_token_id may be absent, one id or several."""
     if ids is None:

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from components.targets.forward.attention import View
 from components.targets.forward.llama import FastTarget, Geometry
 from components.targets.forward.static_cache import StaticCache
 from components.targets.interface import AbstractCache, TargetPass, TreeRows, WrappedTarget
@@ -121,21 +121,27 @@ class _StaticPass:
 
     def _run(self) -> TargetPass:
         window, kv_heads = len(self.window_columns), self.target.shape.num_key_value_heads
-        kv = self.cache.kv[:, :, :, :window]
-        hidden = self.window_columns > self.columns[:, None, :, None]  # [B, 1, T, window]
-        mask = torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -math.inf)
+        kv, windows = self.cache.kv[:, :, :, :window], self.target.architecture.windows
+        views = {size: View(0, self._mask(size, kv)) for size in set(windows)}
         geometry = Geometry(
-            rotation=self.rotations[self.columns],
+            rotations=self.target.per_layer([table[self.columns] for table in self.rotations]),
             slots=None,
             scatter=(self.places, self.rows, self.places, self.columns.flatten()),
             keys=kv[:, :, :kv_heads].unbind(0),
             values=kv[:, :, kv_heads:].unbind(0),
-            mask=mask,
-            is_causal=False,
+            views=tuple(views[size] for size in windows),
         )
-        x = F.embedding(self.ids.flatten(), self.target.embedding)
+        x = self.target.embed(self.ids.flatten())
         batch, rows = self.ids.shape
         return self.target.run_layers(x, geometry, self.cache, batch, rows, logits=True, features=self.features)
+
+    def _mask(self, size: int, kv: Tensor) -> Tensor:
+        """[B, 1, T, window]: -inf for columns after each row's own, and for those before its `size` positions."""
+        columns = self.columns[:, None, :, None]
+        hidden = self.window_columns > columns
+        if size:
+            hidden = hidden | (self.window_columns <= columns - size)
+        return torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -math.inf)
 
 
 Result = TypeVar("Result")

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_targets import FAMILIES, OURS
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from components.targets.forward.attention import BLOCK
 from components.targets.interface import AbstractTarget, TargetPass, tapping
 from components.targets.load import open_target
 from components.targets.shape import TapLayers
 
 ENGINES = [
-    (family, kernel)
-    for family in ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
-    for kernel in ("plain", "prepacked", "auto", "transformers")
-    if kernel == "transformers" or family in ("llama", "qwen3")
+    *((family, "transformers") for family in FAMILIES),
+    *((family, "plain") for family in OURS),
+    *((family, kernel) for family in ("llama", "qwen3") for kernel in ("prepacked", "auto")),
 ]
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -95,6 +96,15 @@ def test_any_chunking_equals_one_pass(engine: tuple[AbstractTarget, Path]) -> No
     whole = run(target, ids)
     for chunks in ([1] * 24, [7, 1, 5, 11], [20, 4]):
         assert_same(run(target, ids, chunks), whole)
+
+
+@pytest.mark.parametrize("family", OURS)
+def test_long_texts_in_blocks_and_pieces_equal_transformers(family: str, tiny_targets: dict[str, Path]) -> None:
+    """Longer than a window and than a block of rows, at once and continued, also by one row."""
+    target, ids = open_target(tiny_targets[family], kernel="plain", dtype="float32"), some_ids(1, 2 * BLOCK + 40)
+    expected = reference(tiny_targets[family], ids)
+    for chunks in ([len(ids[0])], [3, BLOCK + 9, 1, BLOCK + 2, 25]):
+        assert_same(run(target, ids, chunks), expected)
 
 
 def test_truncated_and_redone_equals_fresh(engine: tuple[AbstractTarget, Path]) -> None:

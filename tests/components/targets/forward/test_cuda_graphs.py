@@ -24,7 +24,7 @@ DEVICES = [
         marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
     ),
 ]
-FAMILIES: tuple[Family, ...] = ("llama", "qwen3")
+FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "mistral", "gemma2", "gemma3_text")
 
 
 @pytest.fixture(scope="module")

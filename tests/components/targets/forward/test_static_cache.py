@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_targets import FAMILIES
 from torch import Tensor
 
 from components.targets.interface import AbstractTarget, TargetPass, TreeRows
 from components.targets.load import open_target
 
-FAMILIES = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
 PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]  # rows 0; 1, 2; 3, 4 below 1; 5 below 2; 6 below 3; 7 below 5
 PATHS = [[0, 1, 3, 6], [0, 1, 4], [0, 2, 5, 7], [0]]
 
