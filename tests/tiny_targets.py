@@ -18,10 +18,23 @@ from components.targets.forward.llama import FastTarget
 from components.targets.shape import shape_of
 
 Family = Literal[
-    "llama", "qwen3", "deepseek_v3", "qwen3_moe", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text"
+    "llama",
+    "qwen3",
+    "deepseek_v3",
+    "qwen3_moe",
+    "mistral",
+    "qwen2",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-OURS: tuple[Family, ...] = ("llama", "qwen3", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text")
+OURS: tuple[Family, ...] = (
+    *("llama", "qwen3", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text"),
+    *("qwen3_moe", "mixtral"),
+)
 """Families that our own forward pass runs, with every kind of layer that it knows."""
 WINDOW = 6
 VOCAB_SIZE = 384
@@ -107,6 +120,7 @@ def _architecture(family: Family, num_layers: int) -> tuple[Any, Any]:
         return transformers.Qwen3Config(**common, head_dim=16), transformers.Qwen3ForCausalLM
     if family == "qwen3_moe":
         experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        experts["mlp_only_layers"] = [1]
         return transformers.Qwen3MoeConfig(**common, head_dim=16, **experts), transformers.Qwen3MoeForCausalLM
     if family != "deepseek_v3":
         return _windowed(family, common)
@@ -140,6 +154,7 @@ def _windowed(family: Family, common: dict[str, Any]) -> tuple[Any, Any]:
         "mistral": {"head_dim": 16, "sliding_window": WINDOW},
         "qwen2": mixed,
         "phi3": {"sliding_window": WINDOW},
+        "mixtral": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
         "gemma": {"head_dim": 16, "tie_word_embeddings": True},
         "gemma2": {**mixed, **gemma, "final_logit_softcapping": 20.0, "tie_word_embeddings": True},
         "gemma3_text": {

@@ -366,8 +366,9 @@ class MeasuringProcess:
 
     def _record_graphs(self) -> None:
         """Record the small passes of target and drafters as CUDA graphs; on a CPU they are static but not recorded."""
-        if not isinstance(self.target, FastTarget):
-            raise UserError(f"graphs: the kernel {self.target.kernel} cannot be recorded: leave graphs off")
+        if not isinstance(self.target, FastTarget) or not self.target.can_be_recorded:
+            kind = f"{self.target.shape.architecture} with the kernel {self.target.kernel}"
+            raise UserError(f"graphs: {kind} cannot be recorded: leave graphs off")
         self.target, self.rival = GraphedTarget(self.target), None
         for key, drafter in self.drafters.items():
             if isinstance(drafter, OneBlockDraft):

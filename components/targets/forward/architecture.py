@@ -23,6 +23,24 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
 @dataclass(frozen=True)
+class ExpertSettings:
+    """A mixture of experts in the place of some layers' MLP.
+
+    layers: of each layer whether it has one. width: intermediate size of an expert. is_normalised: whether the weights
+    of the chosen experts add up to one. module: its name below the layer; parts: the names of an expert's gate, up and
+    down projections.
+    """
+
+    layers: tuple[bool, ...]
+    count: int
+    per_token: int
+    width: int
+    is_normalised: bool
+    module: str
+    parts: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """The differences between the families that our own forward pass runs.
 
@@ -32,6 +50,7 @@ class Architecture:
     qk_norm: queries and keys are normed by head (Qwen3). plus_one: norm weights are stored less one (Gemma).
     sandwich: what attention and MLP add is normed as well (Gemma 2 and 3).
     joined: q, k, v are stored as one tensor, gate and up as another (Phi-3).
+    experts: of layers with a mixture of experts.
     query_scale: of q . k; 0: 1 / sqrt(head_dim). attention_cap, logit_cap: c tanh(x / c) of scores and logits; 0: none.
     """
 
@@ -47,6 +66,7 @@ class Architecture:
     query_scale: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    experts: ExpertSettings | None = None
 
     @property
     def mlp_norm(self) -> str:
@@ -55,7 +75,7 @@ class Architecture:
 
 
 GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
-FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3"}) | GEMMAS
+FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "qwen3_moe", "mixtral"}) | GEMMAS
 ROPE_TYPES = frozenset({"default", "llama3", "linear"})
 _ATTENTION = {"full_attention", "sliding_attention"}
 
@@ -73,12 +93,17 @@ def architecture_of(config: Any) -> Architecture | None:
         return None
     window = int(getattr(config, "sliding_window", None) or 0)
     kind_of = {name: number for number, (name, _) in enumerate(ropes)}
+    if window < 0 or (has_sandwich and config.query_pre_attn_scalar <= 0):
+        return None  # transformers says what is wrong
+    experts = _experts_of(config)
+    if experts is not None and not 0 < experts.per_token <= experts.count:
+        return None
     return Architecture(
         windows=tuple(window if name == "sliding_attention" else 0 for name in types),
         rope_kinds=tuple(kind_of.get(name, 0) for name in types),
         ropes=ropes,
         activation=activation,
-        qk_norm=family in ("qwen3", "gemma3_text"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         plus_one=family in GEMMAS,
         sandwich=has_sandwich,
         joined=family == "phi3",
@@ -87,6 +112,28 @@ def architecture_of(config: Any) -> Architecture | None:
         # Gemma 3 has the setting as well, and its attention ignores it.
         attention_cap=float(config.attn_logit_softcapping or 0.0) if family == "gemma2" else 0.0,
         logit_cap=float(config.final_logit_softcapping or 0.0) if has_sandwich else 0.0,
+        experts=experts,
+    )
+
+
+def _experts_of(config: Any) -> ExpertSettings | None:
+    """The mixture of experts of a configuration of FAMILIES, if it has one."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type == "mixtral":
+        count, per_token, width = config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
+        every = (True,) * len(layers)
+        return ExpertSettings(every, count, per_token, width, True, "block_sparse_moe", ("w1", "w3", "w2"))
+    if config.model_type != "qwen3_moe" or not config.num_experts:
+        return None
+    dense, step = config.mlp_only_layers or (), config.decoder_sparse_step
+    return ExpertSettings(
+        layers=tuple(layer not in dense and step > 0 and (layer + 1) % step == 0 for layer in layers),
+        count=config.num_experts,
+        per_token=config.num_experts_per_tok,
+        width=config.moe_intermediate_size,
+        is_normalised=bool(config.norm_topk_prob),
+        module="mlp",
+        parts=("gate_proj", "up_proj", "down_proj"),
     )
 
 
@@ -133,6 +180,7 @@ def tensors_of(architecture: Architecture, shape: TargetShape, present: set[str]
     norms = ["input_layernorm", "post_attention_layernorm"]
     if architecture.sandwich:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    experts = architecture.experts
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {f"{prefix}{norm}.weight": [width] for norm in norms}
@@ -145,8 +193,21 @@ def tensors_of(architecture: Architecture, shape: TargetShape, present: set[str]
             tensors |= biases
         if (bias := f"{prefix}self_attn.o_proj.bias") in present:
             tensors[bias] = [width]
+        if experts is not None and experts.layers[layer]:
+            tensors |= _tensors_of_experts(experts, f"{prefix}{experts.module}.", width)
+            continue
         tensors |= {f"{prefix}mlp.{part}_proj.weight": [rows, width] for part, rows in halves.items()}
         tensors[f"{prefix}mlp.down_proj.weight"] = [width, inner]
+    return tensors
+
+
+def _tensors_of_experts(experts: ExpertSettings, prefix: str, width: int) -> dict[str, list[int]]:
+    """Names and shapes of one layer's mixture."""
+    sizes = ([experts.width, width], [experts.width, width], [width, experts.width])
+    tensors = {f"{prefix}gate.weight": [experts.count, width]}
+    for number in range(experts.count):
+        for part, size in zip(experts.parts, sizes, strict=True):
+            tensors[f"{prefix}experts.{number}.{part}.weight"] = size
     return tensors
 
 

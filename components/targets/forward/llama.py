@@ -26,6 +26,7 @@ from components.outside_json import JsonObject
 from components.targets.forward.architecture import ReadWeight, architecture_of, read_apart
 from components.targets.forward.attention import View, attend, view_of_chain, view_of_columns, view_of_tree
 from components.targets.forward.linear import Linear, lay_out
+from components.targets.forward.mlp import Experts, Mlp
 from components.targets.forward.static_cache import StaticCache
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
@@ -34,8 +35,7 @@ from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
 class _Layer(NamedTuple):
     qkv: Linear
     out: Linear
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp | Experts
     attention_norm: Tensor | None  # None where folded into the next linear layer
     mlp_norm: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
@@ -111,7 +111,8 @@ class FastTarget(AbstractTarget):
 
     def _choose_kernels(self, kernel: str) -> None:
         """Lay out every linear layer: as `kernel` says, or by timing on a CPU."""
-        linears = [*(part for layer in self._layers for part in layer[:4]), self._head]
+        parts = ([layer.qkv, layer.out, *layer.mlp.linears()] for layer in self._layers)
+        linears = [*(linear for linears in parts for linear in linears), self._head]
         self.kernel = lay_out(linears, kernel)
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
@@ -133,10 +134,8 @@ class FastTarget(AbstractTarget):
         attention_norm = self._fetch_norm(read, f"{prefix}input_layernorm.weight")
         mlp_norm = self._fetch_norm(read, f"{prefix}{self.architecture.mlp_norm}.weight")
         qkv = torch.cat([weight for weight, _ in parts])
-        gate_up = torch.cat([self._fetch(read, f"{prefix}mlp.{part}_proj.weight") for part in ("gate", "up")])
         if self._folded:
             qkv = qkv * (attention_norm * math.sqrt(self.shape.hidden_size))
-            gate_up = gate_up * (mlp_norm * math.sqrt(self.shape.hidden_size))
         qk_norm = None
         if self.architecture.qk_norm:
             norms = [self._fetch_norm(read, f"{prefix}self_attn.{part}_norm.weight")[pairs] for part in "qk"]
@@ -149,18 +148,40 @@ class FastTarget(AbstractTarget):
         return _Layer(
             qkv=self._linear(qkv, torch.cat(biases) if biases else None),
             out=self._linear(out_weight, out_bias),
-            gate_up=self._linear(gate_up),
-            down=self._linear(self._fetch(read, f"{prefix}mlp.down_proj.weight")),
+            mlp=self._read_mlp(read, index, mlp_norm * math.sqrt(self.shape.hidden_size) if self._folded else None),
             attention_norm=None if self._folded else attention_norm,
             mlp_norm=None if self._folded else mlp_norm,
             qk_norm=qk_norm,
             added_norms=added_norms,
         )
 
+    def _read_mlp(self, read: ReadWeight, index: int, scale: Tensor | None) -> Mlp | Experts:
+        """What follows attention in a layer; scale [H]: the norm in front of it where that is folded."""
+
+        def first(*names: str) -> Linear:
+            weight = torch.cat([self._fetch(read, f"{name}.weight") for name in names])
+            return self._linear(weight if scale is None else weight * scale)
+
+        def mlp(prefix: str, gate: str, up: str, down: str) -> Mlp:
+            last = self._linear(self._fetch(read, f"{prefix}.{down}.weight"))
+            return Mlp(first(f"{prefix}.{gate}", f"{prefix}.{up}"), last, self.architecture.activation)
+
+        layer, settings = f"model.layers.{index}", self.architecture.experts
+        if settings is None or not settings.layers[index]:
+            return mlp(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj")
+        module = f"{layer}.{settings.module}"
+        experts = [mlp(f"{module}.experts.{number}", *settings.parts) for number in range(settings.count)]
+        return Experts(first(f"{module}.gate"), experts, settings.per_token, settings.is_normalised)
+
     def _pair_order(self) -> Tensor:
         """Head dimensions reordered so that the rotary pair (i, i + d/2) lies side by side."""
         half = self._head_dim // 2
         return torch.stack([torch.arange(half), torch.arange(half) + half], dim=1).flatten().to(self.device)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a pass is the same work whatever its numbers are: a router's choice decides which experts run."""
+        return self.architecture.experts is None
 
     # -- the cache ---------------------------------------------------------------------------------------------------
 
@@ -327,15 +348,8 @@ class FastTarget(AbstractTarget):
         attended = attended.transpose(1, 2).reshape(batch * rows, -1)
         norms = layer.added_norms
         x = layer.out.add_to(x, attended) if norms is None else x + self._normed(layer.out(attended), norms[0])
-        inner = self._gated(layer.gate_up(self._normed(x, layer.mlp_norm)))
-        return layer.down.add_to(x, inner) if norms is None else x + self._normed(layer.down(inner), norms[1])
-
-    def _gated(self, gate_up: Tensor) -> Tensor:
-        """act(gate) * up, of both side by side."""
-        gate, up = gate_up.chunk(2, dim=1)
-        if self.architecture.activation == "silu":
-            return F.silu(gate).mul_(up)
-        return F.gelu(gate, approximate="tanh").mul_(up)
+        normed = self._normed(x, layer.mlp_norm)
+        return layer.mlp.add_to(x, normed) if norms is None else x + self._normed(layer.mlp(normed), norms[1])
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:

@@ -41,6 +41,9 @@ def test_a_family_opens_with_our_own_pass_and_says_what_transformers_says(family
         ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
         ("qwen3", {"layer_types": ["chunked_attention"] * 8, "attention_chunk_size": 4}),
         ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("gemma2", {"query_pre_attn_scalar": 0}),
+        ("mistral", {"sliding_window": -1}),
+        ("mixtral", {"num_experts_per_tok": 5}),
     ],
 )
 def test_settings_that_it_does_not_know_go_to_transformers(family: str, changes: dict[str, Any]) -> None:
