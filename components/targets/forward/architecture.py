@@ -15,6 +15,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.outside_json import JsonObject
+from components.targets.forward.slot_cache import mask_plan
 from components.targets.shape import TargetShape, layer_types_of, rope_parameters
 
 ReadWeight = Callable[[str], Tensor]
@@ -91,15 +92,15 @@ def architecture_of(config: Any) -> Architecture | None:
     is_known = set(types) <= _ATTENTION and all(_is_known_rope(rope) for _, rope in ropes)
     if not is_known or activation not in get_args(Activation):
         return None
-    window = int(getattr(config, "sliding_window", None) or 0)
-    kind_of = {name: number for number, (name, _) in enumerate(ropes)}
-    if window < 0 or (has_sandwich and config.query_pre_attn_scalar <= 0):
+    plan, kind_of = mask_plan(config, family).by_type, {name: number for number, (name, _) in enumerate(ropes)}
+    masks = [mask for name in types if (mask := plan.get(name, plan.get(""))) is not None]
+    if any(mask.size < 0 for mask in masks) or (has_sandwich and config.query_pre_attn_scalar <= 0):
         return None  # transformers says what is wrong
     experts = _experts_of(config)
     if experts is not None and not 0 < experts.per_token <= experts.count:
         return None
     return Architecture(
-        windows=tuple(window if name == "sliding_attention" else 0 for name in types),
+        windows=tuple(mask.size for mask in masks),
         rope_kinds=tuple(kind_of.get(name, 0) for name in types),
         ropes=ropes,
         activation=activation,

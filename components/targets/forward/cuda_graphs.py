@@ -23,9 +23,8 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from components.targets.forward.attention import View
 from components.targets.forward.llama import FastTarget, Geometry
-from components.targets.forward.static_cache import StaticCache
+from components.targets.forward.static_cache import StaticCache, View
 from components.targets.interface import AbstractCache, TargetPass, TreeRows, WrappedTarget
 from components.targets.shape import TapLayers
 

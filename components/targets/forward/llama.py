@@ -5,7 +5,8 @@ weights. It therefore differs from the reference implementation in transformers:
   - q, k, v are one linear layer, gate and up another; the residual is added by the projection's own kernel;
   - q and k rows are permuted at load so that a rotary pair lies side by side: rotation is one in-place complex product;
   - in float32, norm weights and sqrt(H) are folded into the following linear layer, leaving x / sqrt(|x|^2 + H eps);
-  - keys and values of all layers live in one tensor, allocated once, and are written in place.
+  - keys and values of all layers live in one tensor, allocated once, and are written in place;
+  - experts run one after the other over the rows that chose them, each read in place: rows are sorted by expert once.
 Permutation leaves q.k as it is; folding changes rounding only (the tests hold logits to transformers within 1e-4).
 
 Which families it runs, and what differs between them, architecture.py reads from their configuration.
@@ -23,13 +24,86 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from components.outside_json import JsonObject
-from components.targets.forward.architecture import ReadWeight, architecture_of, read_apart
-from components.targets.forward.attention import View, attend, view_of_chain, view_of_columns, view_of_tree
+from components.targets.forward.architecture import Activation, ReadWeight, architecture_of, read_apart
 from components.targets.forward.linear import Linear, lay_out
-from components.targets.forward.mlp import Experts, Mlp
-from components.targets.forward.static_cache import StaticCache
+from components.targets.forward.static_cache import (
+    StaticCache,
+    View,
+    attend,
+    view_of_chain,
+    view_of_columns,
+    view_of_tree,
+)
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
+
+
+class Mlp(NamedTuple):
+    """down(act(gate(x)) * up(x)), with gate and up as one linear layer."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, H] -> [N, H]."""
+        return self.down(self.inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + self(x), by the last layer's own kernel where it can."""
+        return self.down.add_to(residual, self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the last layer reads, [N, intermediate size]."""
+        gate, up = self.gate_up(x).chunk(2, dim=1)
+        if self.activation == "silu":
+            return F.silu(gate).mul_(up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def linears(self) -> list[Linear]:
+        """Its linear layers, in the order in which they run."""
+        return [self.gate_up, self.down]
+
+
+class Experts:
+    """A mixture: each row goes to the `per_token` experts that the router scores highest, weighed by its softmax.
+
+    is_normalised: whether the weights of a row's experts add up to one.
+    """
+
+    def __init__(self, router: Linear, experts: Sequence[Mlp], per_token: int, is_normalised: bool) -> None:
+        self.router, self.experts = router, list(experts)
+        self.per_token, self.is_normalised = per_token, is_normalised
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, H] -> [N, H]."""
+        return self.add_to(torch.zeros_like(x), x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + self(x)."""
+        weights, expert_ids = self.router(x).softmax(dim=-1, dtype=torch.float32).topk(self.per_token, dim=-1)
+        if self.is_normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        if x.shape[0] == 1:
+            for expert, weight in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True):
+                mlp = self.experts[expert]
+                residual = mlp.down.add_to(residual, mlp.inner(x).mul_(weight))
+            return residual
+        by_row = expert_ids.flatten()
+        order = by_row.argsort(stable=True)
+        rows = order // self.per_token
+        counts = by_row.bincount(minlength=len(self.experts)).tolist()
+        sorted_rows, start, outputs = x[rows], 0, []
+        for mlp, count in zip(self.experts, counts, strict=True):
+            if count:
+                outputs.append(mlp(sorted_rows.narrow(0, start, count)))
+                start += count
+        weighed = torch.cat(outputs).mul_(weights.flatten()[order].to(x.dtype).unsqueeze(1))
+        return residual.index_add(0, rows, weighed)
+
+    def linears(self) -> list[Linear]:
+        """Its linear layers, in the order in which they run."""
+        return [self.router, *(linear for mlp in self.experts for linear in mlp.linears())]
 
 
 class _Layer(NamedTuple):
@@ -82,6 +156,7 @@ class FastTarget(AbstractTarget):
         # |x| / sqrt(H) with the norm's epsilon inside: hypot(|x|, sqrt(H eps)); the 1 / sqrt(H) is folded into weights
         self._floor = torch.tensor(math.sqrt(shape.hidden_size * self._eps), device=device)
         self._head_floor = torch.tensor(math.sqrt(self._head_dim * self._eps), device=device)
+        self._windows = tuple(set(architecture.windows))
         self._scale = architecture.query_scale or None
         self._embedding_scale = None
         if architecture.embedding_scale != 1.0:
@@ -282,7 +357,7 @@ class FastTarget(AbstractTarget):
         longest = start if aligned else int(lengths.max())
         stop = longest + num_rows
         assert stop <= cache.capacity, f"{stop} columns do not fit a cache of {cache.capacity}"
-        kv, windows = cache.kv, set(self.architecture.windows)
+        kv, windows = cache.kv, self._windows
         slots, scatter = None, None
         if aligned:
             slots = kv[:, :, :, start:stop].unbind(0)
@@ -330,10 +405,10 @@ class FastTarget(AbstractTarget):
             assert geometry.scatter is not None
             from_sequence, from_row, sequence, column = geometry.scatter
             cache.kv[index][sequence, :, column] = new[from_sequence, from_row]
-        queries, grouped = qkv.narrow(2, 0, heads).transpose(1, 2), batch > 1 and rows == 1 and x.device.type == "cpu"
-        if (
-            grouped
-        ):  # the CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows
+        queries = qkv.narrow(2, 0, heads).transpose(1, 2)
+        # The CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows.
+        grouped = batch > 1 and rows == 1 and x.device.type == "cpu"
+        if grouped:
             queries = queries.reshape(batch, self._kv_heads, -1, self._head_dim)
         attended = attend(
             queries,

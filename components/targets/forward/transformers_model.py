@@ -1,6 +1,6 @@
 """Any Hugging Face causal LM as a target: slower than our own forward pass, but it runs the model's own code.
 
-Columns reach the model as explicit position_ids, and masks are cut by position (layer_masks.py), because the slots of
+Columns reach the model as explicit position_ids, and masks are cut by position, because the slots of
 the cache (slot_cache.py) are not positions. Forward hooks catch the outputs of the tapped layers and the input of the
 final norm. When a target is opened, a few tokens are run in two ways: at once, and in ragged pieces with tokens dropped
 in between. A model whose logits differ is refused, since its drafts could not be verified.
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from components.contract import UserError
-from components.targets.forward.layer_masks import mask_plan
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
-from components.targets.forward.slot_cache import SlotCache, cache_layers
+from components.targets.forward.slot_cache import SlotCache, cache_layers, mask_plan
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape
 from components.text import message_of

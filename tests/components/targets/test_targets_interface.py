@@ -11,7 +11,7 @@ from tiny_targets import FAMILIES, OURS
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from components.targets.forward.attention import BLOCK
+from components.targets.forward.static_cache import BLOCK
 from components.targets.interface import AbstractTarget, TargetPass, tapping
 from components.targets.load import open_target
 from components.targets.shape import TapLayers

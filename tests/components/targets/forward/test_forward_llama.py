@@ -1,4 +1,7 @@
-"""Which checkpoints our own forward pass runs: those whose tensors it knows, each and all."""
+"""Which checkpoints our own forward pass runs: those whose tensors it knows, each and all.
+
+A mixture gives each row what its own experts give, weighed by the router, at every number of rows.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from changed_folders import changed_config, without_tensor
+from torch import Tensor
 
 from components.contract import UserError
+from components.targets.forward.linear import Linear
+from components.targets.forward.llama import Experts, Mlp
 from components.targets.load import open_target
 
 
@@ -29,3 +36,48 @@ def test_a_tied_checkpoint_without_a_head_lacks_nothing(
     changed_config(tie_word_embeddings=True)(folder)
     opened = open_target(folder, kernel="transformers")
     torch.testing.assert_close(opened.unembed(torch.eye(64)).T, opened.embedding)
+
+
+WIDTH, INNER, COUNT, CHOSEN = 12, 20, 5, 2
+
+
+def mixture(is_normalised: bool) -> Experts:
+    dice = torch.Generator().manual_seed(2)
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(torch.randn(rows, columns, generator=dice) / columns**0.5)
+
+    experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu") for _ in range(COUNT)]
+    return Experts(linear(COUNT, WIDTH), experts, CHOSEN, is_normalised)
+
+
+def by_definition(experts: Experts, x: Tensor) -> Tensor:
+    """One row: every expert runs, and those that the router did not choose weigh nothing."""
+    scores = experts.router(x[None])[0].softmax(-1)
+    chosen = scores.sort(descending=True).indices[:CHOSEN]
+    weights = torch.zeros(COUNT).index_copy_(0, chosen, scores[chosen])
+    if experts.is_normalised:
+        weights /= weights.sum()
+    outputs = []
+    for mlp in experts.experts:
+        gate, up = mlp.gate_up(x[None])[0].split(INNER)
+        outputs.append(mlp.down((F.silu(gate) * up)[None])[0])
+    return (weights[:, None] * torch.stack(outputs)).sum(0)
+
+
+@pytest.mark.parametrize("is_normalised", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 40])
+def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool) -> None:
+    experts = mixture(is_normalised)
+    x, residual = torch.randn(2, num_rows, WIDTH, generator=torch.Generator().manual_seed(num_rows))
+    expected, before = torch.stack([by_definition(experts, row) for row in x]), residual.clone()
+    torch.testing.assert_close(experts(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(experts.add_to(residual, x), residual + expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(residual, before), "a tapped residual is read later"
+
+
+def test_an_mlp_with_gelu_is_the_tanh_approximation() -> None:
+    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), "gelu_pytorch_tanh")
+    x = torch.tensor([[0.5, -1.0, 2.0]])
+    torch.testing.assert_close(mlp(x), F.gelu(x, approximate="tanh") * x.sum())
+    torch.testing.assert_close(mlp.add_to(x, x), x + mlp(x))
