@@ -56,6 +56,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {**MIXED, "query_pre_attn_scalar": 64},
     "gemma3_text": {**MIXED, "query_pre_attn_scalar": 64},
     "qwen3_moe": {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256},
+    "gpt_oss": {**MIXED, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 768},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 768},
 }
 """Model type -> settings beside the common ones; a window is a quarter of the longer text."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -29,13 +29,16 @@ Family = Literal[
     "gemma2",
     "gemma3_text",
     "mixtral",
+    "gpt_oss",
 ]
-FAMILIES: tuple[Family, ...] = get_args(Family)
+FAMILIES: tuple[Family, ...] = ("llama", "qwen3", "deepseek_v3", "qwen3_moe")
 OURS: tuple[Family, ...] = (
     *("llama", "qwen3", "mistral", "qwen2", "phi3", "gemma", "gemma2", "gemma3_text"),
-    *("qwen3_moe", "mixtral"),
+    *("qwen3_moe", "mixtral", "gpt_oss"),
 )
 """Families that our own forward pass runs, with every kind of layer that it knows."""
+TELLING: tuple[Family, ...] = ("mistral", "gemma2", "gpt_oss")
+"""Those of OURS that together have what FAMILIES lack: windows, caps, sinks, norms behind layers, stacked experts."""
 WINDOW = 6
 VOCAB_SIZE = 384
 EOS_TOKEN = "<|end|>"
@@ -155,6 +158,7 @@ def _windowed(family: Family, common: dict[str, Any]) -> tuple[Any, Any]:
         "qwen2": mixed,
         "phi3": {"sliding_window": WINDOW},
         "mixtral": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+        "gpt_oss": {**mixed, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 0.5},
         "gemma": {"head_dim": 16, "tie_word_embeddings": True},
         "gemma2": {**mixed, **gemma, "final_logit_softcapping": 20.0, "tie_word_embeddings": True},
         "gemma3_text": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -23,13 +23,21 @@ ReadWeight = Callable[[str], Tensor]
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 
+class ClampedSwiglu(NamedTuple):
+    """gate sigmoid(alpha gate) (up + 1), with gate at most `limit` and up between -limit and limit (gpt-oss)."""
+
+    alpha: float
+    limit: float
+
+
 @dataclass(frozen=True)
 class ExpertSettings:
     """A mixture of experts in the place of some layers' MLP.
 
     layers: of each layer whether it has one. width: intermediate size of an expert. is_normalised: whether the weights
-    of the chosen experts add up to one. module: its name below the layer; parts: the names of an expert's gate, up and
-    down projections.
+    of the chosen experts add up to one. module: its name below the layer; router: its router's below that; parts: the
+    names of an expert's gate, up and down projections. Without parts each kind of weight is one tensor of all experts
+    [experts, in, out], with gate and up in turns, and all layers have biases (gpt-oss).
     """
 
     layers: tuple[bool, ...]
@@ -38,7 +46,8 @@ class ExpertSettings:
     width: int
     is_normalised: bool
     module: str
-    parts: tuple[str, str, str]
+    router: str = "gate"
+    parts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -52,17 +61,21 @@ class Architecture:
     sandwich: what attention and MLP add is normed as well (Gemma 2 and 3).
     joined: q, k, v are stored as one tensor, gate and up as another (Phi-3).
     experts: of layers with a mixture of experts.
+    exact_norms: norm weights multiply in float32 (gpt-oss).
+    sinks: every head's softmax counts one more score, which no value answers to (gpt-oss).
     query_scale: of q . k; 0: 1 / sqrt(head_dim). attention_cap, logit_cap: c tanh(x / c) of scores and logits; 0: none.
     """
 
     windows: tuple[int, ...]
     rope_kinds: tuple[int, ...]
     ropes: tuple[tuple[str | None, JsonObject], ...]
-    activation: Activation = "silu"
+    activation: Activation | ClampedSwiglu = "silu"
     qk_norm: bool = False
     plus_one: bool = False
     sandwich: bool = False
     joined: bool = False
+    exact_norms: bool = False
+    sinks: bool = False
     embedding_scale: float = 1.0
     query_scale: float = 0.0
     attention_cap: float = 0.0
@@ -76,8 +89,10 @@ class Architecture:
 
 
 GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
-FAMILIES = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "qwen3_moe", "mixtral"}) | GEMMAS
-ROPE_TYPES = frozenset({"default", "llama3", "linear"})
+FAMILIES = GEMMAS | frozenset(
+    {"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "qwen3_moe", "mixtral", "gpt_oss"}
+)
+ROPE_TYPES = frozenset({"default", "llama3", "linear", "yarn"})
 _ATTENTION = {"full_attention", "sliding_attention"}
 
 
@@ -89,6 +104,7 @@ def architecture_of(config: Any) -> Architecture | None:
     types, has_sandwich = layer_types_of(config), family in ("gemma2", "gemma3_text")
     ropes = _ropes_of(config, types)
     activation = config.hidden_activation if has_sandwich else config.hidden_act
+    is_gpt_oss = family == "gpt_oss"
     is_known = set(types) <= _ATTENTION and all(_is_known_rope(rope) for _, rope in ropes)
     if not is_known or activation not in get_args(Activation):
         return None
@@ -103,11 +119,13 @@ def architecture_of(config: Any) -> Architecture | None:
         windows=tuple(mask.size for mask in masks),
         rope_kinds=tuple(kind_of.get(name, 0) for name in types),
         ropes=ropes,
-        activation=activation,
+        activation=ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit) if is_gpt_oss else activation,
         qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         plus_one=family in GEMMAS,
         sandwich=has_sandwich,
         joined=family == "phi3",
+        exact_norms=is_gpt_oss,
+        sinks=is_gpt_oss,
         embedding_scale=config.hidden_size**0.5 if family in GEMMAS else 1.0,
         query_scale=config.query_pre_attn_scalar**-0.5 if has_sandwich else 0.0,
         # Gemma 3 has the setting as well, and its attention ignores it.
@@ -120,10 +138,12 @@ def architecture_of(config: Any) -> Architecture | None:
 def _experts_of(config: Any) -> ExpertSettings | None:
     """The mixture of experts of a configuration of FAMILIES, if it has one."""
     layers = range(config.num_hidden_layers)
-    if config.model_type == "mixtral":
+    if config.model_type in ("mixtral", "gpt_oss"):
         count, per_token, width = config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
         every = (True,) * len(layers)
-        return ExpertSettings(every, count, per_token, width, True, "block_sparse_moe", ("w1", "w3", "w2"))
+        if config.model_type == "gpt_oss":
+            return ExpertSettings(every, count, per_token, width, True, "mlp", "router", None)
+        return ExpertSettings(every, count, per_token, width, True, "block_sparse_moe", parts=("w1", "w3", "w2"))
     if config.model_type != "qwen3_moe" or not config.num_experts:
         return None
     dense, step = config.mlp_only_layers or (), config.decoder_sparse_step
@@ -134,7 +154,6 @@ def _experts_of(config: Any) -> ExpertSettings | None:
         width=config.moe_intermediate_size,
         is_normalised=bool(config.norm_topk_prob),
         module="mlp",
-        parts=("gate_proj", "up_proj", "down_proj"),
     )
 
 
@@ -187,6 +206,8 @@ def tensors_of(architecture: Architecture, shape: TargetShape, present: set[str]
         tensors |= {f"{prefix}{norm}.weight": [width] for norm in norms}
         tensors |= {f"{prefix}self_attn.{part}_proj.weight": [rows, width] for part, rows in sides.items()}
         tensors[f"{prefix}self_attn.o_proj.weight"] = [width, queries]
+        if architecture.sinks:
+            tensors[f"{prefix}self_attn.sinks"] = [shape.num_attention_heads]
         if architecture.qk_norm:
             tensors |= {f"{prefix}self_attn.{part}_norm.weight": [head_dim] for part in "qk"}
         biases = {f"{prefix}self_attn.{part}_proj.bias": [rows] for part, rows in sides.items()}
@@ -204,8 +225,13 @@ def tensors_of(architecture: Architecture, shape: TargetShape, present: set[str]
 
 def _tensors_of_experts(experts: ExpertSettings, prefix: str, width: int) -> dict[str, list[int]]:
     """Names and shapes of one layer's mixture."""
+    tensors = {f"{prefix}{experts.router}.weight": [experts.count, width]}
+    if experts.parts is None:
+        for name, rows, columns in (("gate_up", 2 * experts.width, width), ("down", width, experts.width)):
+            tensors[f"{prefix}experts.{name}_proj"] = [experts.count, columns, rows]
+            tensors[f"{prefix}experts.{name}_proj_bias"] = [experts.count, rows]
+        return tensors | {f"{prefix}{experts.router}.bias": [experts.count]}
     sizes = ([experts.width, width], [experts.width, width], [width, experts.width])
-    tensors = {f"{prefix}gate.weight": [experts.count, width]}
     for number in range(experts.count):
         for part, size in zip(experts.parts, sizes, strict=True):
             tensors[f"{prefix}experts.{number}.{part}.weight"] = size

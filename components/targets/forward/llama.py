@@ -24,9 +24,16 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from components.outside_json import JsonObject
-from components.targets.forward.architecture import Activation, ReadWeight, architecture_of, read_apart
+from components.targets.forward.architecture import (
+    Activation,
+    ClampedSwiglu,
+    ReadWeight,
+    architecture_of,
+    read_apart,
+)
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.forward.static_cache import (
+    Scoring,
     StaticCache,
     View,
     attend,
@@ -43,7 +50,7 @@ class Mlp(NamedTuple):
 
     gate_up: Linear
     down: Linear
-    activation: Activation
+    activation: Activation | ClampedSwiglu
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, H] -> [N, H]."""
@@ -56,6 +63,10 @@ class Mlp(NamedTuple):
     def inner(self, x: Tensor) -> Tensor:
         """What the last layer reads, [N, intermediate size]."""
         gate, up = self.gate_up(x).chunk(2, dim=1)
+        if isinstance(self.activation, ClampedSwiglu):
+            alpha, limit = self.activation
+            gate = gate.clamp(max=limit)
+            return up.clamp(-limit, limit).add_(1.0).mul_(torch.sigmoid(gate * alpha).mul_(gate))
         if self.activation == "silu":
             return F.silu(gate).mul_(up)
         return F.gelu(gate, approximate="tanh").mul_(up)
@@ -87,7 +98,10 @@ class Experts:
         if x.shape[0] == 1:
             for expert, weight in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True):
                 mlp = self.experts[expert]
-                residual = mlp.down.add_to(residual, mlp.inner(x).mul_(weight))
+                if mlp.down.bias is None:
+                    residual = mlp.down.add_to(residual, mlp.inner(x).mul_(weight))
+                else:
+                    residual = torch.add(residual, mlp(x), alpha=weight)
             return residual
         by_row = expert_ids.flatten()
         order = by_row.argsort(stable=True)
@@ -114,6 +128,7 @@ class _Layer(NamedTuple):
     mlp_norm: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     added_norms: tuple[Tensor, Tensor] | None  # of what attention and MLP add, Gemma 2 and 3
+    scoring: Scoring
 
 
 class Geometry(NamedTuple):
@@ -157,7 +172,6 @@ class FastTarget(AbstractTarget):
         self._floor = torch.tensor(math.sqrt(shape.hidden_size * self._eps), device=device)
         self._head_floor = torch.tensor(math.sqrt(self._head_dim * self._eps), device=device)
         self._windows = tuple(set(architecture.windows))
-        self._scale = architecture.query_scale or None
         self._embedding_scale = None
         if architecture.embedding_scale != 1.0:
             self._embedding_scale = torch.tensor(architecture.embedding_scale, dtype=dtype, device=device)
@@ -179,6 +193,8 @@ class FastTarget(AbstractTarget):
     def _fetch_norm(self, read: ReadWeight, name: str) -> Tensor:
         """What the norm multiplies by; Gemma adds one in float32, as bfloat16 would lose most of the weight's bits."""
         weight = self._fetch(read, name)
+        if self.architecture.exact_norms:
+            return weight.float()
         return 1.0 + weight.float() if self.architecture.plus_one else weight
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -219,6 +235,7 @@ class FastTarget(AbstractTarget):
         if self.architecture.sandwich:
             names = [f"{prefix}post_{part}_layernorm.weight" for part in ("attention", "feedforward")]
             added_norms = (self._fetch_norm(read, names[0]), self._fetch_norm(read, names[1]))
+        sinks = self._fetch(read, f"{prefix}self_attn.sinks") if self.architecture.sinks else None
         out_weight, out_bias = projection("o", 0, False)
         return _Layer(
             qkv=self._linear(qkv, torch.cat(biases) if biases else None),
@@ -228,14 +245,17 @@ class FastTarget(AbstractTarget):
             mlp_norm=None if self._folded else mlp_norm,
             qk_norm=qk_norm,
             added_norms=added_norms,
+            scoring=Scoring(self.architecture.query_scale or None, self.architecture.attention_cap, sinks),
         )
 
     def _read_mlp(self, read: ReadWeight, index: int, scale: Tensor | None) -> Mlp | Experts:
         """What follows attention in a layer; scale [H]: the norm in front of it where that is folded."""
 
+        def scaled(weight: Tensor, bias: Tensor | None = None) -> Linear:
+            return self._linear(weight if scale is None else weight * scale, bias)
+
         def first(*names: str) -> Linear:
-            weight = torch.cat([self._fetch(read, f"{name}.weight") for name in names])
-            return self._linear(weight if scale is None else weight * scale)
+            return scaled(torch.cat([self._fetch(read, f"{name}.weight") for name in names]))
 
         def mlp(prefix: str, gate: str, up: str, down: str) -> Mlp:
             last = self._linear(self._fetch(read, f"{prefix}.{down}.weight"))
@@ -245,8 +265,19 @@ class FastTarget(AbstractTarget):
         if settings is None or not settings.layers[index]:
             return mlp(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj")
         module = f"{layer}.{settings.module}"
-        experts = [mlp(f"{module}.experts.{number}", *settings.parts) for number in range(settings.count)]
-        return Experts(first(f"{module}.gate"), experts, settings.per_token, settings.is_normalised)
+        if settings.parts is not None:
+            experts = [mlp(f"{module}.experts.{number}", *settings.parts) for number in range(settings.count)]
+            return Experts(first(f"{module}.{settings.router}"), experts, settings.per_token, settings.is_normalised)
+        parts = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+        stacked = zip(*(self._fetch(read, f"{module}.experts.{part}") for part in parts), strict=True)
+        experts = []
+        for gate_up, gate_up_bias, down, down_bias in stacked:  # gate and up of [in, 2 * width] lie in turns
+            halves = torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], dim=1).t()
+            biases = torch.cat([gate_up_bias[::2], gate_up_bias[1::2]])
+            last = self._linear(down.t(), down_bias)
+            experts.append(Mlp(scaled(halves, biases), last, self.architecture.activation))
+        weight, bias = (self._fetch(read, f"{module}.{settings.router}.{part}") for part in ("weight", "bias"))
+        return Experts(scaled(weight, bias), experts, settings.per_token, settings.is_normalised)
 
     def _pair_order(self) -> Tensor:
         """Head dimensions reordered so that the rotary pair (i, i + d/2) lies side by side."""
@@ -373,8 +404,8 @@ class FastTarget(AbstractTarget):
             views = {window: view_of_tree(lengths, tree, stop, window, kv) for window in windows}
         elif aligned:
             rotations = self.per_layer([table[start:stop] for table in self._rotations])
-            is_capped = self.architecture.attention_cap > 0.0
-            views = {window: view_of_chain(num_rows, start, window, kv, is_capped=is_capped) for window in windows}
+            held = self._layers[0].scoring.materialises
+            views = {window: view_of_chain(num_rows, start, window, kv, materialises=held) for window in windows}
         else:
             rotations = self._rotations_at(columns)
             views = {window: view_of_columns(columns, stop, window, kv) for window in windows}
@@ -410,14 +441,7 @@ class FastTarget(AbstractTarget):
         grouped = batch > 1 and rows == 1 and x.device.type == "cpu"
         if grouped:
             queries = queries.reshape(batch, self._kv_heads, -1, self._head_dim)
-        attended = attend(
-            queries,
-            geometry.keys[index],
-            geometry.values[index],
-            geometry.views[index],
-            self._scale,
-            self.architecture.attention_cap,
-        )
+        attended = attend(queries, geometry.keys[index], geometry.values[index], geometry.views[index], layer.scoring)
         if grouped:
             attended = attended.reshape(batch, heads, 1, self._head_dim)
         attended = attended.transpose(1, 2).reshape(batch * rows, -1)

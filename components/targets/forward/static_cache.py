@@ -76,12 +76,12 @@ class View(NamedTuple):
     window: int = 0
 
 
-def view_of_chain(num_rows: int, start: int, window: int, like: Tensor, *, is_capped: bool) -> View:
-    """Rows at columns start, start + 1, ... of every sequence; is_capped: their scores are, which takes all of them."""
+def view_of_chain(num_rows: int, start: int, window: int, like: Tensor, *, materialises: bool) -> View:
+    """Rows at columns start, start + 1, ... of every sequence; materialises: their scores are held as a whole."""
     if start + num_rows <= window:
         window = 0
     first = max(0, start - window + 1) if window else 0
-    if num_rows > BLOCK and (window or is_capped):
+    if num_rows > BLOCK and (window or materialises):
         return View(first, in_blocks=True, start=start - first, window=window)
     if num_rows == 1 or (start == 0 and not window):
         return View(first, is_causal=num_rows > 1)
@@ -120,19 +120,33 @@ def view_of_tree(lengths: Tensor, tree: TreeRows, stop: int, window: int, like: 
     return View(first, mask.masked_fill_(behind.to(mask.device), -math.inf)[..., first:])
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scale: float | None, cap: float) -> Tensor:
+class Scoring(NamedTuple):
+    """Scores of q . k: times `scale` (None: 1 / sqrt(d)), capped by `cap` (0: not), beside `sinks` [heads]."""
+
+    scale: float | None = None
+    cap: float = 0.0
+    sinks: Tensor | None = None
+
+    @property
+    def materialises(self) -> bool:
+        """Whether scores are held as a whole, since no kernel of PyTorch caps them or knows sinks."""
+        return bool(self.cap) or self.sinks is not None
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scoring: Scoring) -> Tensor:
     """Attention of queries [B, heads, T, d] over keys and values [B, kv_heads, S, d] from column view.first on.
 
-    Fewer heads of queries than kv_heads divide are an error. scale: of q . k, None: 1 / sqrt(d); cap: Architecture's.
+    Fewer heads of queries than kv_heads divide are an error.
     """
-    mask, has_groups = view.mask, queries.shape[1] != keys.shape[1]
-    if not (cap or view.in_blocks):
+    mask, scale, has_groups = view.mask, scoring.scale, queries.shape[1] != keys.shape[1]
+    materialises = scoring.materialises
+    if not (materialises or view.in_blocks):
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=view.is_causal, scale=scale, enable_gqa=has_groups
         )
     if not view.in_blocks:
         mask = chain_mask(queries.shape[2], 0, 0, queries) if view.is_causal else mask
-        return _attend_capped(queries, keys, values, mask, scale, cap)
+        return _attend_by_scores(queries, keys, values, mask, scoring)
     parts = []
     for begin in range(0, queries.shape[2], BLOCK):
         rows = queries[:, :, begin : begin + BLOCK]
@@ -141,8 +155,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scale: flo
         columns = slice(first, start + num_rows)
         mask = chain_mask(num_rows, start - first, view.window, queries)
         near_keys, near_values = keys[:, :, columns], values[:, :, columns]
-        if cap:
-            parts.append(_attend_capped(rows, near_keys, near_values, mask, scale, cap))
+        if materialises:
+            parts.append(_attend_by_scores(rows, near_keys, near_values, mask, scoring))
         else:
             parts.append(
                 F.scaled_dot_product_attention(rows, near_keys, near_values, mask, scale=scale, enable_gqa=has_groups)
@@ -150,16 +164,20 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scale: flo
     return torch.cat(parts, dim=2)
 
 
-def _attend_capped(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, cap: float
-) -> Tensor:
-    """As `attend`, with every score capped, which no kernel of PyTorch does."""
+def _attend_by_scores(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """As `attend`, with all scores at once."""
     batch, heads, num_rows, head_dim = queries.shape
-    groups = queries.reshape(batch, keys.shape[1], -1, head_dim)  # the heads that share keys, as rows
-    scores = torch.matmul(groups, keys.transpose(2, 3)).mul_((scale or head_dim**-0.5) / cap).tanh_().mul_(cap)
+    kv_heads, scale, sinks = keys.shape[1], scoring.scale or head_dim**-0.5, scoring.sinks
+    groups = queries.reshape(batch, kv_heads, -1, head_dim)  # the heads that share keys, as rows
+    scores = torch.matmul(groups, keys.transpose(2, 3))
+    scores = scores.mul_(scale / scoring.cap).tanh_().mul_(scoring.cap) if scoring.cap else scores.mul_(scale)
     if mask is not None:
         scores = scores.view(batch, heads, num_rows, -1).add_(mask).view(scores.shape)
+    if sinks is not None:
+        of_row = sinks.view(1, kv_heads, -1, 1).expand(batch, -1, -1, groups.shape[2] * kv_heads // len(sinks))
+        scores = torch.cat([scores, of_row.reshape(batch, kv_heads, -1, 1)], dim=3)
     shares = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
+    shares = shares if sinks is None else shares[..., :-1]
     return torch.matmul(shares, values).view(batch, heads, num_rows, head_dim)
 
 

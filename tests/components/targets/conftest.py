@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_targets import FAMILIES, make_tiny_target
+from tiny_targets import FAMILIES, OURS, make_tiny_target
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def one_thread() -> None:
 def tiny_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """family -> folder in Hugging Face format."""
     root = tmp_path_factory.mktemp("targets")
-    return {family: make_tiny_target(family, root / family) for family in FAMILIES}
+    return {family: make_tiny_target(family, root / family) for family in {*FAMILIES, *OURS}}
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_family_opens_with_our_own_pass_and_says_what_transformers_says(family
     ("family", "changes"),
     [
         ("llama", {"hidden_act": "gelu"}),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
         ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
         ("qwen3", {"layer_types": ["chunked_attention"] * 8, "attention_chunk_size": 4}),
         ("gemma3_text", {"use_bidirectional_attention": True}),

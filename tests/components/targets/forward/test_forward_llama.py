@@ -5,8 +5,11 @@ A mixture gives each row what its own experts give, weighed by the router, at ev
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from changed_folders import changed_config, without_tensor
 from torch import Tensor
 
 from components.contract import UserError
+from components.targets.forward.architecture import ClampedSwiglu
 from components.targets.forward.linear import Linear
 from components.targets.forward.llama import Experts, Mlp
 from components.targets.load import open_target
@@ -41,11 +45,12 @@ def test_a_tied_checkpoint_without_a_head_lacks_nothing(
 WIDTH, INNER, COUNT, CHOSEN = 12, 20, 5, 2
 
 
-def mixture(is_normalised: bool) -> Experts:
+def mixture(is_normalised: bool, is_biased: bool) -> Experts:
     dice = torch.Generator().manual_seed(2)
 
     def linear(rows: int, columns: int) -> Linear:
-        return Linear(torch.randn(rows, columns, generator=dice) / columns**0.5)
+        bias = torch.randn(rows, generator=dice) if is_biased else None
+        return Linear(torch.randn(rows, columns, generator=dice) / columns**0.5, bias)
 
     experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu") for _ in range(COUNT)]
     return Experts(linear(COUNT, WIDTH), experts, CHOSEN, is_normalised)
@@ -65,10 +70,10 @@ def by_definition(experts: Experts, x: Tensor) -> Tensor:
     return (weights[:, None] * torch.stack(outputs)).sum(0)
 
 
-@pytest.mark.parametrize("is_normalised", [True, False])
+@pytest.mark.parametrize(("is_normalised", "is_biased"), [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 40])
-def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool) -> None:
-    experts = mixture(is_normalised)
+def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool, is_biased: bool) -> None:
+    experts = mixture(is_normalised, is_biased)
     x, residual = torch.randn(2, num_rows, WIDTH, generator=torch.Generator().manual_seed(num_rows))
     expected, before = torch.stack([by_definition(experts, row) for row in x]), residual.clone()
     torch.testing.assert_close(experts(x), expected, rtol=1e-4, atol=1e-5)
@@ -76,8 +81,17 @@ def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool
     assert torch.equal(residual, before), "a tapped residual is read later"
 
 
-def test_an_mlp_with_gelu_is_the_tanh_approximation() -> None:
-    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), "gelu_pytorch_tanh")
+@pytest.mark.parametrize(
+    ("activation", "gated", "up"),
+    [
+        ("gelu_pytorch_tanh", functools.partial(F.gelu, approximate="tanh"), 1.5),
+        (ClampedSwiglu(1.7, 2.0), lambda gate: gate * torch.sigmoid(1.7 * gate), 2.5),
+        (ClampedSwiglu(1.7, 1.2), lambda gate: gate.clamp(max=1.2) * torch.sigmoid(1.7 * gate.clamp(max=1.2)), 2.2),
+    ],
+)
+def test_an_mlp_applies_its_activation(activation: Any, gated: Callable[[Tensor], Tensor], up: float) -> None:
+    """Every up is the sum 1.5; up: what it counts as."""
+    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), activation)
     x = torch.tensor([[0.5, -1.0, 2.0]])
-    torch.testing.assert_close(mlp(x), F.gelu(x, approximate="tanh") * x.sum())
+    torch.testing.assert_close(mlp(x), gated(x) * up)
     torch.testing.assert_close(mlp.add_to(x, x), x + mlp(x))

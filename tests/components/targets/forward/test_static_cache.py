@@ -1,20 +1,20 @@
 """A pass over a tree gives every path what a pass over that path alone gives, and keeps the accepted path only.
 
-Attention over the cache is held against its definition, row by row and key by key: windows, caps, blocks and trees.
+Attention over the cache is held against its definition, row by row and key by key: windows, caps, sinks, blocks, trees.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_targets import FAMILIES
+from tiny_targets import FAMILIES, TELLING
 from torch import Tensor
 
 from components.targets.forward.static_cache import (
     BLOCK,
+    Scoring,
     View,
     attend,
     view_of_chain,
@@ -28,7 +28,7 @@ PARENTS = [-1, 0, 0, 1, 1, 2, 3, 5]  # rows 0; 1, 2; 3, 4 below 1; 5 below 2; 6 
 PATHS = [[0, 1, 3, 6], [0, 1, 4], [0, 2, 5, 7], [0]]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=(*FAMILIES, *TELLING))
 def target(request: pytest.FixtureRequest, tiny_targets: dict[str, Path]) -> AbstractTarget:
     return open_target(tiny_targets[request.param], kernel="plain", dtype="float32")
 
@@ -135,13 +135,18 @@ def test_sequences_that_drop_out_leave_the_others_as_they_were(target: AbstractT
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
 
-def by_definition(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float, cap: float) -> Tensor:
+SCORINGS = [Scoring(0.7), Scoring(0.7, cap=1.5), Scoring(0.7, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0]))]
+
+
+def by_definition(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scoring: Scoring) -> Tensor:
     """seen: bool [B, T, S]."""
-    groups = HEADS // KV_HEADS
+    groups, (scale, cap, sinks) = HEADS // KV_HEADS, scoring
     scores = torch.einsum("bhtd,bhsd->bhts", queries, keys.repeat_interleave(groups, 1)).double() * scale
     if cap:
         scores = cap * torch.tanh(scores / cap)
-    shares = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
+    weights = scores.exp() * seen[:, None]
+    rest = 0.0 if sinks is None else sinks.double().exp().view(-1, 1, 1)
+    shares = weights / (weights.sum(-1, keepdim=True) + rest)
     return torch.einsum("bhts,bhsd->bhtd", shares, values.repeat_interleave(groups, 1).double()).float()
 
 
@@ -151,10 +156,10 @@ def numbers(batch: int, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor
     return tuple(torch.randn(batch, *shape, WIDTH, generator=dice) for shape in shapes)  # type: ignore[return-value]
 
 
-def assert_attends(parts: tuple[Tensor, Tensor, Tensor], view: View, seen: Tensor, cap: float) -> None:
+def assert_attends(parts: tuple[Tensor, Tensor, Tensor], view: View, seen: Tensor, scoring: Scoring) -> None:
     queries, keys, values = parts
-    given = attend(queries, keys[:, :, view.first :], values[:, :, view.first :], view, 0.7, cap)
-    torch.testing.assert_close(given, by_definition(queries, keys, values, seen, 0.7, cap), rtol=1e-4, atol=1e-5)
+    given = attend(queries, keys[:, :, view.first :], values[:, :, view.first :], view, scoring)
+    torch.testing.assert_close(given, by_definition(queries, keys, values, seen, scoring), rtol=1e-4, atol=1e-5)
 
 
 def within(rows: Tensor, keys: Tensor, window: int) -> Tensor:
@@ -162,33 +167,33 @@ def within(rows: Tensor, keys: Tensor, window: int) -> Tensor:
     return (behind >= 0) & (behind < window) if window else behind >= 0
 
 
-@pytest.mark.parametrize("cap", [0.0, 1.5])
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("window", [0, 1, 5, 40])
 @pytest.mark.parametrize(
     ("num_rows", "start"), [(1, 0), (1, 3), (1, 60), (4, 0), (4, 2), (7, 38), (9, 60), (BLOCK, 7), (2 * BLOCK + 3, 30)]
 )
-def test_a_chain_sees_its_window(num_rows: int, start: int, window: int, cap: float) -> None:
+def test_a_chain_sees_its_window(num_rows: int, start: int, window: int, scoring: Scoring) -> None:
     parts = numbers(2, num_rows, start + num_rows)
-    view = view_of_chain(num_rows, start, window, parts[0], is_capped=cap > 0)
+    view = view_of_chain(num_rows, start, window, parts[0], materialises=scoring.materialises)
     rows = torch.arange(start, start + num_rows)
     seen = within(rows, torch.arange(start + num_rows), window).expand(2, -1, -1)
     assert view.first == (max(0, start - window + 1) if 0 < window < start + num_rows else 0), "no more is read"
-    assert_attends(parts, view, seen, cap)
+    assert_attends(parts, view, seen, scoring)
 
 
-@pytest.mark.parametrize("cap", [0.0, 1.5])
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("window", [0, 1, 5, 40])
-def test_ragged_rows_see_their_windows(window: int, cap: float) -> None:
+def test_ragged_rows_see_their_windows(window: int, scoring: Scoring) -> None:
     columns = torch.tensor([50, 9, 31])[:, None] + torch.arange(4)
     parts = numbers(3, 4, 54)
     assert_attends(
-        parts, view_of_columns(columns, 54, window, parts[0]), within(columns, torch.arange(54), window), cap
+        parts, view_of_columns(columns, 54, window, parts[0]), within(columns, torch.arange(54), window), scoring
     )
 
 
-@pytest.mark.parametrize("cap", [0.0, 1.5])
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("window", [0, 2, 5, 40])
-def test_tree_rows_see_their_path_and_what_their_position_reaches(window: int, cap: float) -> None:
+def test_tree_rows_see_their_path_and_what_their_position_reaches(window: int, scoring: Scoring) -> None:
     """Rows 1 and 2 follow row 0, row 3 follows 1 and row 4 follows 3: positions, not columns, count."""
     lengths, depths = torch.tensor([50, 9]), torch.tensor([0, 1, 1, 2, 3])
     path = torch.eye(5, dtype=torch.bool)
@@ -204,4 +209,4 @@ def test_tree_rows_see_their_path_and_what_their_position_reaches(window: int, c
                 position = column if above < 0 else length + int(depths[above])
                 near = not window or length + depth - position < window
                 seen[sequence, row, column] = near and (above < 0 or bool(path[row, above]))
-    assert_attends(parts, view, seen, cap)
+    assert_attends(parts, view, seen, scoring)
