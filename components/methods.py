@@ -40,6 +40,7 @@ class Method:
         width of their own MLP: EAGLE's, which engines load by their EAGLE readers, or MTP's.
     reads_taps: whether it reads several layers of the target; others read its last hidden state, which every engine
         has.
+    one_pass: whether one pass gives all draft tokens, so that a shorter chain saves no drafting.
     default_formats: the formats that are written when no engine is named.
     gguf_base: the format that llama.cpp's converter reads, where it has one for this method.
     """
@@ -50,6 +51,7 @@ class Method:
     trained: bool = True
     llama_block: Literal["eagle", "mtp"] | None = None
     reads_taps: bool = False
+    one_pass: bool = False
     default_formats: tuple[Format, ...] = ()
     gguf_base: Format | None = None
 
@@ -59,6 +61,7 @@ METHODS: dict[str, Method] = {
         draft_class="components.drafts.methods.dflash:DFlash",
         settings_class="components.drafts.settings:DFlashSettings",
         reads_taps=True,
+        one_pass=True,
     ),
     "draft-model": Method(
         draft_class="components.drafts.methods.draft_model:DraftModel",
@@ -96,6 +99,7 @@ METHODS: dict[str, Method] = {
         draft_class="components.drafts.methods.medusa:Medusa",
         settings_class="components.drafts.settings:MedusaSettings",
         default_formats=("medusa",),
+        one_pass=True,
     ),
     "mtp": Method(
         draft_class="components.drafts.methods.mtp:Mtp",
@@ -106,6 +110,7 @@ METHODS: dict[str, Method] = {
     "mtp-parallel": Method(
         draft_class="components.drafts.methods.mtp_parallel:MtpParallel",
         settings_class="components.drafts.settings:MtpParallelSettings",
+        one_pass=True,
     ),
     "p-eagle": Method(
         draft_class="components.drafts.methods.p_eagle:PEagle",
@@ -113,6 +118,7 @@ METHODS: dict[str, Method] = {
         llama_block="eagle",
         reads_taps=True,
         default_formats=("speculators",),
+        one_pass=True,
     ),
     "ngram": Method(
         draft_class="components.drafts.methods.ngram:Ngram",

@@ -17,6 +17,7 @@ policy.json holds
   roles        draft_key -> "challenger" or "champion", likewise; else the storage of rounded weights
   weights      WeightsCost, the acceptance lost by rounding a drafter's weights, where both were measured
   served       draft_key -> the depth at which a released drafter serves now, whatever was chosen for it here
+  stops        StopChoice, after choose_stop: the rule that ends each drafter's chains by confidence, and its gain
   threads      draft_key -> the number of threads that its step costs were timed on
   flags        QualityFlag rows
   winner       Winner or null
@@ -38,6 +39,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
 from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag
+from components.stop_rule import Calibration, StopRule
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,59 @@ class MeasuredArm:
 
 
 @dataclass(frozen=True)
+class StopChoice:
+    """A rule that ends a drafter's chains by its confidence, against its best fixed depth; 95 % intervals.
+
+    All but the rule itself is of prompts that a rule was not fitted to. gain: speed with the rule over that at the
+    fixed depth. p_min: a single threshold on the confidence of every draft token, with a depth of its own, likewise.
+    reliability: [predicted, observed acceptance, draft tokens] of bins of equal size. calibration: for every depth the
+    confidences and the acceptances of its curve's knots (components/stop_rule.py).
+    """
+
+    draft_key: str
+    method: str
+    batch_size: int
+    num_prompts: int
+    num_rounds: int
+    fixed_depth: int
+    speedup_fixed: float  # over plain decoding, predicted
+    speedup: float
+    gain: float
+    gain_lo: float
+    gain_hi: float
+    chosen: bool  # whether the gain is above 1 with the confidence that was asked for
+    al: float  # tokens a round
+    drafted: float  # draft tokens verified a round
+    share_of_oracle: float  # of the speed of somebody who knows what will be accepted
+    p_min: float
+    p_min_depth: int
+    p_min_gain: float
+    p_min_gain_lo: float
+    p_min_gain_hi: float
+    calibration_error: float
+    reliability: list[list[float]]
+    calibration: list[list[list[float]]]
+    draft_from: list[float]
+    verify_from: list[float]
+
+    @property
+    def rule(self) -> StopRule:
+        """The rule, as decoding takes it."""
+        curves = tuple(Calibration(tuple(at), tuple(accepted)) for at, accepted in self.calibration)
+        return StopRule(curves, tuple(self.draft_from), tuple(self.verify_from))
+
+    @property
+    def summary_line(self) -> str:
+        """The result in one line."""
+        conclusion = "stop by confidence" if self.chosen else f"keep the fixed depth {self.fixed_depth}"
+        return (
+            f"{self.method}: chains that end by confidence reach {self.gain:.3f}x [{self.gain_lo:.3f}, "
+            f"{self.gain_hi:.3f}] the speed of depth {self.fixed_depth}, {self.drafted:.1f} draft tokens a round, over "
+            f"{self.num_prompts} prompts: {conclusion}"
+        )
+
+
+@dataclass(frozen=True)
 class GateCheck:
     """One condition of promotion. limit: the bound as text, e.g. "> 1.0"."""
 
@@ -256,6 +311,7 @@ class Policy:
     threads: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
     confidence: float = 0.95
+    stops: list[StopChoice] = field(default_factory=list)
 
 
 RENAMED: Mapping[str, Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -217,6 +217,8 @@ class AcceptanceMap:
         in the draft vocabulary at all, a bound on what can be kept; None in rows written before it was counted.
     weights: how a drafter whose weights were rounded stores them ("int4, groups of 32"), quantised_from: the drafter
         that it was made from; "" for one as it was trained.
+    confidence[i][j]: the probability, at temperature 1, that the drafter gives its draft token j + 1 of that round,
+        rounded to four digits; [] for trees, and for methods that find their tokens.
     """
 
     target_key: str
@@ -237,6 +239,7 @@ class AcceptanceMap:
     num_guessable: int | None = None
     weights: str = ""
     quantised_from: str = ""
+    confidence: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

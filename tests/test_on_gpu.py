@@ -132,7 +132,7 @@ def test_drafting_everywhere_equals_proposing(pair: tuple[AbstractTarget, Abstra
     out = target.forward(ids, target.new_cache(1, 24), logits="none", features=True)
     assert out.taps is not None and out.last is not None
     depth = draft.num_steps
-    everywhere = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], depth)
+    everywhere = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], depth).tokens
     for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
         state, done = draft.new_state(32), 0
         for size in sizes:

@@ -52,6 +52,8 @@ from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target
 from components.weight_format import Storage
 
+CONFIDENCE_DIGITS = 4
+
 
 def measure_acceptance(
     target: Target,
@@ -165,6 +167,7 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
             trained_depth=drafter.num_steps,
             num_tokens=num_kept,
             accepted=position_map.accepted,
+            confidence=position_map.confidence,
             proxy_accepted=position_map.proxy_accepted,
             repeated_bigrams=repeated_bigrams(answer[:num_kept]),
             dtype=shard.dtype,
@@ -177,7 +180,9 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
             shape = tree_shape(shard.k_max, budget)
             assert isinstance(drafter, TreeProposer)
             accepted = tree_acceptance(model, drafter, prompt.ids, answer, num_kept, shape)
-            rows.append(replace(row, k_max=shape.depth, accepted=accepted, proxy_accepted=[], tree_budget=budget))
+            rows.append(
+                replace(row, k_max=shape.depth, accepted=accepted, proxy_accepted=[], confidence=[], tree_budget=budget)
+            )
         report_progress(number / count)
     with written_whole(shard.file) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
@@ -195,6 +200,7 @@ class PositionMap(NamedTuple):
 
     accepted: list[int]
     proxy_accepted: list[int]
+    confidence: list[list[float]]  # [num_tokens - 1][k_max]; [] where the method has none
 
 
 def acceptance_map(
@@ -212,7 +218,7 @@ def acceptance_map(
     num_tokens: kept tokens N: up to the limit, or up to and including end-of-text.
     """
     if num_tokens < 2:
-        return PositionMap([], [])  # the answer is the prefill token alone: no round starts
+        return PositionMap([], [], [])  # the answer is the prefill token alone: no round starts
     assert len(answer) >= num_tokens + k_max, "the answer is too short for the guesses at its end"
     token_ids = [*prompt_ids, *answer]
     first = len(prompt_ids) - 1  # the column after which a round at output token 0 drafts
@@ -223,14 +229,19 @@ def acceptance_map(
         cache = target.new_cache(1, len(ids))
         out = target.forward(ids.unsqueeze(0), cache, logits="none", features=draft.needs_features or True)
         assert out.taps is not None and out.last is not None
-        draft_tokens = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max)[first:]
+        drafts = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max)
+    draft_tokens = drafts.tokens[first:]
     truth = torch.tensor(answer[1:], device=draft_tokens.device)
     first_matches = (draft_tokens[:, 0] == truth[:num_positions]).tolist()
     if decoding_loop_of(draft.method):
         accepted = _accepted_in_live_run(target, draft, prompt_ids, num_tokens, k_max)
     else:
         accepted = _matching_prefix(draft_tokens[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
-    return PositionMap(accepted, _run_lengths(first_matches, num_tokens - 1, k_max))
+    confidence: list[list[float]] = []
+    if drafts.confidence is not None:
+        rows = drafts.confidence[first : first + num_tokens - 1].double()
+        confidence = rows.round(decimals=CONFIDENCE_DIGITS).tolist()
+    return PositionMap(accepted, _run_lengths(first_matches, num_tokens - 1, k_max), confidence)
 
 
 def _accepted_in_live_run(

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from components.contract import UserError
-from components.decoding.chain import GREEDY, Clock, Decoded, RoundFacts, Rounds, count_until_end, run_to_end
+from components.decoding.chain import (
+    GREEDY,
+    Clock,
+    Decoded,
+    RoundFacts,
+    Rounds,
+    check_stop,
+    count_until_end,
+    run_to_end,
+)
 from components.decoding.session import check_positions, draw, is_greedy
 from components.decoding.tree import DraftTreeRows, padded_rows
 from components.decoding.tree_shapes import TreeShape
@@ -33,6 +42,7 @@ from components.decoding.verification import (
 from components.drafts.interface import BatchProposer, CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.network.sampling import probabilities
 from components.methods import decoding_loop_of
+from components.stop_rule import StopRule
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, check_verifies_trees
 
 
@@ -74,6 +84,7 @@ def batch_rounds(
     rngs: Sequence[torch.Generator] | None = None,
     eos_ids: Collection[int] | None = None,
     ignore_eos: bool = False,
+    stop: StopRule | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> Rounds[list[Decoded]]:
     """Continue every prompt by at most `max_new_tokens` tokens, and yield after the prefill and after each round.
@@ -84,6 +95,7 @@ def batch_rounds(
     depth:    draft tokens of a chain in every round; leave 0 where `shape` is given.
     shape:    grow trees instead of chains; needs a TreeProposer.
     rngs:     one generator on the CPU for each prompt, needed when sampling.temperature > 0.
+    stop:     ends the chain of each sequence before `depth`; passes go on until all have ended. Chains only.
     Times:    ttft_ns is the prefill of the whole batch; decode_ns runs from there to the sequence's own last token.
     A Decoded's rounds count the draft tokens of a tree as drafted, and those on the accepted path as accepted.
 
@@ -96,6 +108,9 @@ def batch_rounds(
     deepest = 0 if proposer is None else depth if shape is None else shape.depth
     num_draft_tokens = 0 if proposer is None else depth if shape is None else shape.num_draft_tokens
     _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
+    check_stop(proposer, stop)
+    if stop is not None and shape is not None:
+        raise UserError("decoding: a stop rule ends chains, a tree has a budget instead: leave one of them out")
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     capacity = max(map(len, prompts)) + max_new_tokens + num_draft_tokens + 1
     cache = target.new_cache(len(prompts), capacity)
@@ -107,7 +122,7 @@ def batch_rounds(
         )
         for index, prompt in enumerate(prompts)
     ]
-    run = _BatchRun(target, proposer, cache, depth, shape, sampling, clock)
+    run = _BatchRun(target, proposer, cache, depth, shape, replace(sampling, stop=stop), clock)
     return (yield from run.decode(sequences, max_new_tokens, ends))
 
 

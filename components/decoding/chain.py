@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,7 +28,8 @@ from components.decoding.session import Session, draw, is_greedy
 from components.decoding.verification import EXACT, BlockRule, VerifyResult, verify_block, verify_greedy, verify_sampled
 from components.drafts.interface import CommittedPositions, Proposer, Sampling
 from components.drafts.network.sampling import probabilities
-from components.methods import decoding_loop_of, load_object
+from components.methods import decoding_loop_of, is_trained, load_object
+from components.stop_rule import StopRule
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 
 GREEDY = Sampling()
@@ -87,6 +88,7 @@ def decode_rounds(
     ignore_eos: bool = False,
     session: Session | None = None,
     rule: BlockRule = EXACT,
+    stop: StopRule | None = None,
     clock: Clock = time.perf_counter_ns,
 ) -> Rounds[Decoded]:
     """Continue `prompt_ids` by at most `max_new_tokens` tokens, and yield after the prefill and after each round.
@@ -97,6 +99,7 @@ def decode_rounds(
     eos_ids:   end-of-text tokens, default those of the target.
     session:   reuses its cache; without one a cache is allocated for this call.
     rule:      when greedy decoding accepts a draft token; all but the default change the output (verification.py).
+    stop:      ends a round's chain before `depth`; the output stays what it is (components/stop_rule.py).
     clock:     measures the times of the result.
 
     Raises UserError for an empty prompt, a depth the proposer cannot reach, more tokens than the target has positions.
@@ -107,6 +110,7 @@ def decode_rounds(
     if not rule.lossless and not is_greedy(sampling):
         raise UserError("decoding: a block rule is for greedy decoding: set temperature 0, or leave the rule out")
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
+    check_stop(proposer, stop)
     if proposer is not None and (loop := decoding_loop_of(proposer.method)):
         if not rule.lossless:
             raise UserError(f"decoding: {proposer.method} has a loop of its own and no block rule: leave the rule out")
@@ -117,7 +121,7 @@ def decode_rounds(
     cache = (session or Session(target, needed)).empty_cache(len(prompt_ids) + max_new_tokens, depth + 1)
     rng = rng if rng is not None else torch.Generator()
     ids = torch.tensor(prompt_ids, dtype=torch.int64, device=target.device)
-    run = _ChainRun(target, proposer, cache, needed, depth, sampling, rng, rule)
+    run = _ChainRun(target, proposer, cache, needed, depth, replace(sampling, stop=stop), rng, rule)
     return (yield from run.decode(ids, max_new_tokens, ends, clock))
 
 
@@ -160,6 +164,12 @@ def _check(
         )
     if rng is None and not is_greedy(sampling):
         raise UserError("decoding: temperature above 0 needs a seeded generator: pass rng")
+
+
+def check_stop(proposer: Proposer | None, stop: StopRule | None) -> None:
+    """Raises UserError for a stop rule with a method that finds its draft tokens and has no distribution of them."""
+    if proposer is not None and stop is not None and not is_trained(proposer.method):
+        raise UserError(f"decoding: {proposer.method} reports no confidence: leave the stop rule out")
 
 
 class _ChainRun:

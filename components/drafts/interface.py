@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from components.drafts.network.layers import CausalMask, Documents
 from components.drafts.settings import Settings
 from components.methods import METHODS
+from components.stop_rule import StopRule
 from components.targets.interface import AbstractTarget
 from components.targets.shape import TapLayers
 
@@ -43,13 +44,36 @@ class Proposal(NamedTuple):
     """[k, V] float32: the distribution each token was drawn from, zero outside the draft vocabulary."""
 
 
+class EveryPosition(NamedTuple):
+    """Greedy proposals after every column of a text."""
+
+    tokens: Tensor  # int64 [T - 1, depth]
+    confidence: Tensor | None  # float32 [T - 1, depth]: the probability of each token at temperature 1
+
+    @classmethod
+    def of_steps(cls, steps: Sequence[tuple[Tensor, Tensor]]) -> EveryPosition:
+        """From the tokens [T - 1] and confidences [T - 1] of draft tokens 1, 2, ..."""
+        tokens, confidence = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
+        return cls(tokens, confidence)
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[EveryPosition]) -> EveryPosition:
+        """From the rows of one stretch of columns after the other, all with confidences."""
+        tokens, confidence = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
+        return cls(tokens, confidence)
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are sampled. temperature 0 is greedy; top_k 0 and top_p 1 switch the cuts off."""
+    """How tokens are sampled. temperature 0 is greedy; top_k 0 and top_p 1 switch the cuts off.
+
+    stop: ends chains of draft tokens before the depth that is asked for; the target's own tokens know nothing of it.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    stop: StopRule | None = None
 
 
 class Proposer(Protocol):
@@ -80,8 +104,8 @@ class Drafter(Proposer, Protocol):
         str  # the kernels of its linear layers, as targets/forward/linear.py describes them; "plain" where it has none
     )
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft; -1 (no token) pads chains shorter than `depth`."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft; -1 (no token) pads chains shorter than `depth`; found tokens have no confidence."""
 
 
 @runtime_checkable
@@ -262,8 +286,8 @@ class AbstractDraft(nn.Module, ABC):
         """
 
     @abstractmethod
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """Greedy proposals at every position at once, each fed its own draft tokens: [T] ids -> int64 [T-1, depth].
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """Greedy proposals at every position at once, each fed its own draft tokens: [T] ids -> T - 1 rows.
 
         Row t drafts x_{t+2}, x_{t+3}, ... given columns 0..t, as `propose` would after each column.
         """

@@ -2,6 +2,7 @@
 
 from components.speedup.steps import (
     choose_depth,
+    choose_stop,
     compare_engines,
     confirm_depth,
     measure_drift,
@@ -9,4 +10,12 @@ from components.speedup.steps import (
     measure_tuning,
 )
 
-__all__ = ["choose_depth", "compare_engines", "confirm_depth", "measure_drift", "measure_languages", "measure_tuning"]
+__all__ = [
+    "choose_depth",
+    "choose_stop",
+    "compare_engines",
+    "confirm_depth",
+    "measure_drift",
+    "measure_languages",
+    "measure_tuning",
+]

@@ -57,12 +57,12 @@ def choose_depth(
     ctx: Context,
 ) -> DepthPolicy:
     """The step `speedup.choose_depth`; its settings are explained in components/speedup/steps.py."""
-    groups = _valid_maps(acceptance, ctx)
+    groups = valid_maps(acceptance, ctx)
     rule = Rule(tolerance, confidence, num_draws, include_host)
     targets = {m.target_key for maps in groups.values() for m in maps}
     if len(targets) != 1:
         raise UserError(f"acceptance comes from {len(targets)} targets; a depth is chosen for one")
-    cells_by_source = [_valid_cells(source, ctx) for source in cost]
+    cells_by_source = [valid_cells(source, ctx) for source in cost]
     policy = Policy(
         selection_id=ctx.key,
         target_key=targets.pop(),
@@ -86,7 +86,7 @@ def choose_depth(
     plain_steps: dict[tuple[str, str], tuple[int, float]] = {}
     for index, (draft_key, tree_budget) in enumerate(sorted(groups, key=lambda group: (group[0], group[1] or 0))):
         maps = groups[draft_key, tree_budget]
-        session, cells = _cells_of(maps[0], cells_by_source)
+        session, cells = cells_of(maps[0], cells_by_source)
         threads.setdefault(draft_key, cells[0].num_threads)  # of its chains, which come first and are served
         vocabulary = vocabularies.get(draft_key)
         evidence = Evidence(maps, cells, tree_budget, vocabulary, mixture or {}, rule, ctx.seed, session)
@@ -125,7 +125,7 @@ def _with_weights_costs(
     return replace(policy, weights=costs, roles=policy.roles | roles)
 
 
-def _valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, list[AcceptanceMap]]:
+def valid_maps(acceptance: list[Measurements], ctx: Context) -> dict[Group, list[AcceptanceMap]]:
     """Maps by drafter and tree budget; maps that cannot be replayed are set aside."""
     groups: dict[Group, list[AcceptanceMap]] = {}
     for source in acceptance:
@@ -154,10 +154,14 @@ def _map_fault(row: AcceptanceMap) -> str:
         return f"{len(row.accepted)} positions for {row.num_tokens} tokens"
     if not all(0 <= a <= row.k_max for a in row.accepted):
         return f"accepted counts outside 0..{row.k_max}"
+    if row.confidence and len(row.confidence) < row.num_tokens - 1:
+        return f"confidences of {len(row.confidence)} positions for {row.num_tokens} tokens"
+    if not all(len(chain) == row.k_max and all(0.0 <= c <= 1.0 for c in chain) for chain in row.confidence):
+        return f"a chain's confidences are not {row.k_max} probabilities"
     return ""
 
 
-def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
+def valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
     """The cost cells of a measurement; impossible times are set aside."""
     cells = []
     for line, cell in enumerate(read_rows(source.path, CostCell), start=1):
@@ -169,7 +173,7 @@ def _valid_cells(source: Measurements, ctx: Context) -> list[CostCell]:
     return cells
 
 
-def _cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> tuple[int, list[CostCell]]:
+def cells_of(row: AcceptanceMap, cells_by_source: list[list[CostCell]]) -> tuple[int, list[CostCell]]:
     """(index of the measurement, its cost cells) for a map's drafter, in the map's dtype where there are several."""
 
     def is_cost_of_drafter(cell: CostCell) -> bool:

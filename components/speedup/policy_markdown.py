@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.outside_json import JsonObject
-from components.policy import Mixture, Policy, RankedDrafter, served_choices
+from components.policy import Mixture, Policy, RankedDrafter, StopChoice, served_choices
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, write_rows
 from components.tables import Table
 from components.text import in_markdown
@@ -103,6 +103,8 @@ def policy_text(policy: Policy) -> str:
             parts.append(_markdown(depth_cells(choice_evals, choice.depth_k)))
     if len(policy.ranking) > 1:
         parts += ["## Drafters against each other", _markdown(ranking_cells(policy.ranking))]
+    if policy.stops:
+        parts += ["## Chains that end by confidence", _markdown(stop_cells(policy.stops))]
     if policy.flags:
         parts += ["## Reasons to doubt", _markdown(flag_cells(policy.flags))]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -111,6 +113,34 @@ def policy_text(policy: Policy) -> str:
 def _is_of_choice(row: DepthEval, choice: DepthChoice) -> bool:
     names = ("draft_key", "workload", "batch_size")
     return all(getattr(row, name) == getattr(choice, name) for name in names)
+
+
+def stop_cells(stops: Iterable[StopChoice]) -> Table:
+    """A table with one line for each stop rule: against the best fixed depth, and a single threshold beside it."""
+    header = [
+        "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "of the oracle",
+        "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "chosen",
+    ]  # fmt: skip
+    rows = [
+        [
+            s.method,
+            str(s.batch_size),
+            str(s.num_prompts),
+            str(s.fixed_depth),
+            f"{s.speedup_fixed:.2f}x",
+            f"{s.speedup:.2f}x",
+            f"{s.gain:.3f}x [{s.gain_lo:.3f}, {s.gain_hi:.3f}]",
+            f"{s.share_of_oracle:.2f}",
+            f"{s.al:.2f}",
+            f"{s.drafted:.2f}",
+            f"{s.calibration_error:.3f}",
+            f"{s.p_min:.3f} ({s.p_min_depth})",
+            f"{s.p_min_gain:.3f}x [{s.p_min_gain_lo:.3f}, {s.p_min_gain_hi:.3f}]",
+            "stop by confidence" if s.chosen else "fixed depth",
+        ]
+        for s in stops
+    ]
+    return Table(header, rows)
 
 
 def choice_cells(choices: Iterable[DepthChoice]) -> Table:

@@ -48,6 +48,32 @@ def choose_depth(
     return run(**arguments)
 
 
+def choose_stop(
+    policy: DepthPolicy,
+    acceptance: list[Measurements],
+    cost: list[Measurements],
+    *,
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    include_host: bool = True,
+    ctx: Context,
+) -> DepthPolicy:
+    """Fit the rule that ends chains of draft tokens by the drafter's confidence, and compare it with a fixed depth.
+
+    Args:
+        policy: the depths that the speedup model chose; the result is the same policy with the rules.
+        acceptance: acceptance maps with confidences, one measurement for each drafter.
+        cost: step times of the same drafters, as choose_depth takes them; those of the smallest batch size count.
+        confidence: probability with which the rule must be faster than the best fixed depth to be chosen.
+        num_draws: draws of prompts and processes behind each interval.
+        include_host: count measured sampling and bookkeeping time.
+    """
+    arguments = locals().copy()
+    from components.speedup.stop_choice import choose_stop as run
+
+    return run(**arguments)
+
+
 def confirm_depth(
     policy: DepthPolicy,
     end_to_end: Measurements,

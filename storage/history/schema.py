@@ -29,6 +29,7 @@ _ARROW: dict[Any, pa.DataType] = {
     list[int]: pa.list_(pa.int64()),
     list[str]: pa.list_(pa.string()),
     list[float]: pa.list_(pa.float64()),
+    list[list[float]]: pa.list_(pa.list_(pa.float64())),
 }
 
 
@@ -64,8 +65,11 @@ def reading_schema(table: str) -> pa.Schema:
 def defaults_of(table: str) -> dict[str, Any]:
     """Column -> default, of the columns that older rows lack."""
     row_type = RECORDS.get(table) or MEASURED[table]
-    return {
-        field.name: field.default for field in dataclasses.fields(row_type) if field.default is not dataclasses.MISSING
+    missing = dataclasses.MISSING
+    return {field.name: field.default for field in dataclasses.fields(row_type) if field.default is not missing} | {
+        field.name: field.default_factory()
+        for field in dataclasses.fields(row_type)
+        if field.default_factory is not missing
     }
 
 

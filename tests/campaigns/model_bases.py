@@ -207,7 +207,7 @@ def use_draft(draft: Draft, target: AbstractTarget) -> dict[str, Any]:
     ids = torch.tensor(prompt)
     out = target.forward(ids[None], target.new_cache(1, len(prompt)), features=True)
     assert out.taps is not None and out.last is not None
-    guesses = proposer.propose_at_every_position(ids, out.taps[0], out.last[0], depth)
+    guesses = proposer.propose_at_every_position(ids, out.taps[0], out.last[0], depth).tokens
     return {"tokens": decoded.tokens, "finite": int(guesses.max()) < target.shape.vocab_size}
 
 

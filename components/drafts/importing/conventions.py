@@ -175,7 +175,7 @@ def _first_tokens(network: AbstractDraft, answers: list[Answer]) -> Tensor:
     """The first draft token at every position of the answers from their second token on, int64 [N]."""
     tokens = []
     for answer in answers:
-        drafted = network.propose_at_every_position(answer.ids, answer.taps, answer.last, 1)
+        drafted = network.propose_at_every_position(answer.ids, answer.taps, answer.last, 1).tokens
         tokens.append(drafted[answer.first - 1 : -1, 0])
     return torch.cat(tokens)
 

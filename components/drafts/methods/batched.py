@@ -89,8 +89,10 @@ class DepthDraft(BatchedDraft[Decoder]):
     ) -> list[Proposal]:
         """As BatchProposer, in one pass."""
         sampler = self.sampler(sampling, rngs)
-        for rows in self.depth_logits(states, committed, min(depth, self.max_depth), scaled=not sampler.greedy):
+        for rows in self.depth_logits(states, committed, min(depth, self.max_depth), scaled=sampler.scaled):
             sampler.sample(rows)
+            if sampler.ended:
+                break
         return sampler.proposals()
 
     @torch.inference_mode()

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.contract import UserError
-from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import BatchedDraft, DepthDraft, merged
 from components.drafts.methods.eagle3 import scale_fuse, tap_sizes
 from components.drafts.methods.training_time_test import additive_mask, attend
@@ -53,6 +53,7 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
+from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import DFlashSettings
 from components.drafts.training.batches import step_generator
@@ -242,13 +243,15 @@ class DFlash(BlockDraft, DepthDraft[Decoder]):
         return [self.block_logits(output) for output in outputs]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """Greedy proposals from every column: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         parts = []
         for rows in torch.arange(ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
-            outputs = self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])
-            parts.append(torch.stack([self.block_logits(output[0]).argmax(-1) for output in outputs[:depth]], 1))
-        return self.draft_ids[torch.cat(parts)]
+            outputs = self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])[:depth]
+            parts.append(
+                EveryPosition.of_steps([most_likely(self.block_logits(of[0]), self.draft_ids) for of in outputs])
+            )
+        return EveryPosition.concatenated(parts)
 
     def depth_logits(
         self, states: Sequence[BlockState], committed: Sequence[CommittedPositions], depth: int, scaled: bool

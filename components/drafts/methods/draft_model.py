@@ -41,6 +41,7 @@ from components.drafts.interface import (
     Batch,
     Branches,
     CommittedPositions,
+    EveryPosition,
     Proposal,
     Sampling,
     StepLosses,
@@ -58,7 +59,7 @@ from components.drafts.network.layers import (
     initialise,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler
+from components.drafts.network.sampling import Ancestry, DraftSampler, most_likely
 from components.drafts.settings import DraftModelSettings
 from components.drafts.training.losses import StepLossAccumulator, Teacher, row_loss, teacher_at_target_columns
 from components.targets.forward.llama import FastTarget
@@ -293,23 +294,29 @@ class DraftModel(AbstractDraft):
         return F.linear(normed, self.lm_head.weight)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         if self.settings.model:
             return self._propose_one_by_one(ids, depth)
-        chains, tokens, draft_tokens = Chains(self.model), ids[None, 1:], []
+        chains, tokens, steps = Chains(self.model), ids[None, 1:], []
         for _ in range(depth):
-            tokens = self.draft_ids[self._logits(chains.step(tokens)).argmax(-1)]
-            draft_tokens.append(tokens[0])
-        return torch.stack(draft_tokens, 1)
+            tokens, confidence = most_likely(self._logits(chains.step(tokens)), self.draft_ids)
+            steps.append((tokens[0], confidence[0]))
+        return EveryPosition.of_steps(steps)
 
-    def _propose_one_by_one(self, ids: Tensor, depth: int) -> Tensor:
+    def _propose_one_by_one(self, ids: Tensor, depth: int) -> EveryPosition:
         """Propose column by column, for a given model, whose layers are not ours."""
-        state, empty, rows = self.new_state(ids.numel()), torch.empty(0), []
+        state, empty, columns = self.new_state(ids.numel()), torch.empty(0), []
         for token in ids[1:].split(1):
-            columns = CommittedPositions(token, empty, empty)
-            rows.append(self.propose(state, columns, depth, Sampling(), torch.Generator()).tokens)
-        return torch.stack(rows)
+            logits, steps = self._commit(state, CommittedPositions(token, empty, empty)), list[tuple[Tensor, Tensor]]()
+            for k in range(depth):
+                if k > 0:
+                    logits = self._pass(steps[-1][0], state.cache)
+                steps.append(most_likely(logits, self.draft_ids))
+            _drop_draft_tokens(state)
+            columns.append(EveryPosition.of_steps(steps))
+        tokens, confidence = zip(*columns, strict=True)
+        return EveryPosition(torch.cat(tokens), torch.cat(confidence))
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Lay the weights out for decoding in `dtype`; training afterwards makes the layout stale and drops it."""
@@ -366,6 +373,8 @@ class DraftModel(AbstractDraft):
             if k > 0:
                 logits = self._pass(sampler.tokens[-1], state.cache)
             sampler.sample(logits)
+            if sampler.ended:
+                break
         _drop_draft_tokens(state)
         return sampler.proposals()[0]
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from components.contract import Target, UserError
-from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
+from components.drafts.interface import CommittedPositions, EveryPosition, Proposal, Sampling, UntrainedRecord
 from components.drafts.methods.ngram import NO_TOKEN
 from components.drafts.settings import LookaheadSettings
 from components.targets.interface import AbstractTarget, TreeRows
@@ -161,8 +161,8 @@ class Lookahead:
         return Proposal(torch.tensor(state.plan.tokens[1:], dtype=torch.int64), None)
 
     @torch.inference_mode()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As Drafter: the n-gram of longest accepted prefix after each column, int64 [T-1, depth]; -1 without one.
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As Drafter: the n-gram of longest accepted prefix after each column; -1 without one.
 
         One pass a column, in order; each accepts nothing and continues with the next token of `ids`.
         """
@@ -181,7 +181,7 @@ class Lookahead:
             rows.append(best + [NO_TOKEN] * (depth - len(best)))
             cache.keep(torch.tensor([column]), [[0]])
             state.advance(picks, 0)
-        return torch.tensor(rows, dtype=torch.int64, device=ids.device)
+        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device), None)
 
 
 @functools.lru_cache(maxsize=256)

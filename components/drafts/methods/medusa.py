@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
 from components.drafts.network.layers import head_rows, normed_state
+from components.drafts.network.sampling import most_likely
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -141,11 +142,11 @@ class Medusa(DepthDraft[Decoder]):
         return [self.logits(i, hidden) for i in range(self.num_steps)]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         hidden = normed_state(self.target, last[: ids.numel() - 1])
-        draft_tokens = [self.draft_ids[self.logits(i, hidden).argmax(-1)] for i in range(min(depth, self.max_depth))]
-        return torch.stack(draft_tokens, 1)
+        heads = range(min(depth, self.max_depth))
+        return EveryPosition.of_steps([most_likely(self.logits(i, hidden), self.draft_ids) for i in heads])
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""

@@ -53,6 +53,7 @@ from components.drafts.interface import (
     Batch,
     Branches,
     CommittedPositions,
+    EveryPosition,
     Proposal,
     Sampling,
     StepLosses,
@@ -76,7 +77,7 @@ from components.drafts.network.layers import (
     run_llama_block,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask
+from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
@@ -194,7 +195,7 @@ def run_module(
     out = module.block.run_each(module.qkv(norm(joined)), joined, caches, starts, counts, last_only=last_module)
     last = out if last_module else last_rows(out, counts)
     # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
-    sampler.sample(decoder.head((last if sampler.greedy else norm(last)) * module.last_norm))
+    sampler.sample(decoder.head((norm(last) if sampler.scaled else last) * module.last_norm))
     outs = [None] * len(rows) if last_module else out.split(counts)
     return [
         finalize_committed(state, index, new, output) for state, new, output in zip(states, rows, outs, strict=True)
@@ -374,30 +375,31 @@ class Mtp(BatchedDraft[Decoder]):
             yield linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft: int64 [T-1, min(depth, modules)]; see the module docstring."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft, at most as deep as there are modules; see the module docstring."""
         num_roots = ids.numel() - 1
         columns = torch.arange(num_roots, device=ids.device)
         rope, causal = Rope(self.shape, columns), CausalMask(ids.numel(), ids.device)
         committed = self.initial_hidden(last[:num_roots])[None]  # h^{j-1} over committed tokens, [1, S, H]
         window = committed.new_zeros(num_roots, 0, committed.shape[-1])  # h^{j-1} of module j-1's window
-        draft_tokens: list[Tensor] = []
+        steps: list[tuple[Tensor, Tensor]] = []
         for j, module in enumerate(self.mtp_modules[:depth], start=1):
             embedded = self.embedded(ids[None], j, causal)[:, :num_roots]
             joined = module.join(embedded, committed)
             keys, values = module.self_attn.keys_values(module.input_layernorm(joined), rope)
             previous, committed = committed, module(embedded, committed, rope)
             if j == 1:
-                draft_tokens.append(self.draft_token(module, committed[0]))
+                steps.append(self.draft_token(module, committed[0]))
                 continue
             first_column = columns - (j - 2)
             first_hidden = previous[0, first_column.clamp(min=0)].unsqueeze(
                 1
             )  # the column that module j-1 has committed
             window = torch.cat((first_hidden, window), 1)
-            window = self._window_pass(module, torch.stack(draft_tokens, 1), window, first_column, keys[0], values[0])
-            draft_tokens.append(self.draft_token(module, window[:, -1]))
-        return torch.stack(draft_tokens, 1)
+            tokens = EveryPosition.of_steps(steps).tokens
+            window = self._window_pass(module, tokens, window, first_column, keys[0], values[0])
+            steps.append(self.draft_token(module, window[:, -1]))
+        return EveryPosition.of_steps(steps)
 
     def _window_pass(
         self, module: MtpModule, tokens: Tensor, hidden: Tensor, first_column: Tensor, keys: Tensor, values: Tensor
@@ -425,10 +427,10 @@ class Mtp(BatchedDraft[Decoder]):
         mixed = mixed + torch.einsum("sgawv,sgvd->sgawd", weights[..., keys.shape[1] :], window_values)
         return finish_block(module, joined, mixed.flatten(1, 2))
 
-    def draft_token(self, module: MtpModule, hidden: Tensor) -> Tensor:
-        """Greedy draft tokens (target ids) from a module's output [..., H]."""
+    def draft_token(self, module: MtpModule, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Greedy draft tokens (target ids) from a module's output [..., H], and their confidence."""
         logits = F.linear(module.shared_head.norm(hidden), self.head_weight[self.draft_ids])
-        return self.draft_ids[logits.argmax(-1)]
+        return most_likely(logits, self.draft_ids)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""
@@ -474,6 +476,8 @@ class Mtp(BatchedDraft[Decoder]):
         draft_rows: list[list[Tensor]] = [[] for _ in states]
         for index in range(min(depth, self.max_depth)):
             draft_rows = run_module(decoder, states, index, draft_rows, sampler)
+            if sampler.ended:
+                break
         return sampler.proposals()
 
     @torch.inference_mode()

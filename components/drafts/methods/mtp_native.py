@@ -27,10 +27,18 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from components.contract import UserError
-from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposal, Sampling, StepLosses
+from components.drafts.interface import (
+    AbstractDraft,
+    Batch,
+    CommittedPositions,
+    EveryPosition,
+    Proposal,
+    Sampling,
+    StepLosses,
+)
 from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_native_mtp
 from components.drafts.network.layers import CausalMask, embedded, head_rows, normed_state, shift_left
-from components.drafts.network.sampling import DraftSampler
+from components.drafts.network.sampling import DraftSampler, most_likely
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_at_target_columns
 from components.targets.config import read_config
@@ -154,15 +162,15 @@ class MtpNative(AbstractDraft):
             yield F.linear(self.module.last_norm(out), self.head_weight)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
         unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows, CausalMask(ids.numel() - 1, ids.device))
-        tokens, draft_tokens = ids[None, 1:], list[Tensor]()
+        tokens, steps = ids[None, 1:], []
         for _ in range(min(depth, self.max_depth)):
-            tokens = self.draft_ids[self.pruned_logits(unrolled.step(tokens)).argmax(-1)]
-            draft_tokens.append(tokens[0])
-        return torch.stack(draft_tokens, 1)
+            tokens, confidence = most_likely(self.pruned_logits(unrolled.step(tokens)), self.draft_ids)
+            steps.append((tokens[0], confidence[0]))
+        return EveryPosition.of_steps(steps)
 
     def pruned_logits(self, out: Tensor) -> Tensor:
         """The block's output [..., H] -> [..., N]."""
@@ -192,11 +200,14 @@ class MtpNative(AbstractDraft):
         depth = min(depth, self.max_depth)
         for k in range(depth):
             token = sampler.sample(self.pruned_logits(out)[0])
+            if sampler.ended:
+                break
             if k + 1 < depth:
                 position = positions[:, -1:] + k + 1
                 out = self.module(self.embed(token)[None], self.next_step_input(out), position, None, state.cache)
-        if depth > 1:
-            state.cache.crop(1 - depth)  # draft tokens leave no trace
+        num_passes = len(sampler.tokens)
+        if num_passes > 1:
+            state.cache.crop(1 - num_passes)  # draft tokens leave no trace
         return sampler.proposals()[0]
 
 

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.methods.medusa import Head, independent_losses
 from components.drafts.network.cached_block import CachedBlock, KvCache, linear_kernel
@@ -40,6 +40,7 @@ from components.drafts.network.layers import (
     initialise,
     norm_weight_of,
 )
+from components.drafts.network.sampling import most_likely
 from components.drafts.settings import MtpParallelSettings
 from components.drafts.training.losses import teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -125,11 +126,11 @@ class MtpParallel(DepthDraft[Decoder]):
         return [self.logits(head(trunk, rope, visible)[sequence, rows]) for head in self.heads]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         trunk, rope, _ = self._trunk(last[None, : ids.numel() - 1], CausalMask(ids.numel() - 1, last.device))
-        draft_tokens = [self.draft_ids[self.logits(head(trunk, rope))[0].argmax(-1)] for head in self.heads[:depth]]
-        return torch.stack(draft_tokens, 1)
+        logits = (self.logits(head(trunk, rope))[0] for head in self.heads[:depth])
+        return EveryPosition.of_steps([most_likely(step, self.draft_ids) for step in logits])
 
     def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:
         """z from the target's last-layer output [B, T, H], rotary positions, and the mask of visible columns."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from components.contract import Target
-from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
+from components.drafts.interface import CommittedPositions, EveryPosition, Proposal, Sampling, UntrainedRecord
 from components.drafts.settings import NgramSettings
 from components.targets.interface import AbstractTarget
 
@@ -70,14 +70,14 @@ class Ngram:
         tokens = self._copy(state, min(depth, self.max_depth))
         return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As Drafter: `propose` after each column, int64 [T-1, depth]; taps and last are not read."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As Drafter: `propose` after each column; taps and last are not read."""
         state, rows = NgramState(), []
         for token in ids[1:].tolist():
             self._commit(state, token)
             copied = self._copy(state, depth)
             rows.append(copied + [NO_TOKEN] * (depth - len(copied)))
-        return torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth)
+        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth), None)
 
     def _commit(self, state: NgramState, token: int) -> None:
         ids = state.ids

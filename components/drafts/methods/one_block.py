@@ -27,12 +27,12 @@ from typing import ClassVar, NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from components.drafts.interface import Batch, Branches, CommittedPositions, Proposal, Sampling
+from components.drafts.interface import Batch, Branches, CommittedPositions, EveryPosition, Proposal, Sampling
 from components.drafts.methods.batched import BatchedDraft, merged
 from components.drafts.methods.training_time_test import Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockParts, BlockShape, shift_left
-from components.drafts.network.sampling import Ancestry
+from components.drafts.network.sampling import Ancestry, most_likely
 from components.drafts.settings import EagleBlock
 from components.targets.forward.cuda_graphs import RecordedWork, window_length
 from components.targets.interface import AbstractTarget
@@ -108,15 +108,15 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
             yield self.draft_logits(next(outputs))
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As AbstractDraft: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
         unrolled = Unrolled(self, self.features(taps[None, :-1], last[None, :-1]), ids[None, 1:], rows)
-        tokens, draft_tokens = ids[None, 1:], []
+        tokens, steps = ids[None, 1:], []
         for _ in range(depth):
-            tokens = self.draft_ids[self.draft_logits(unrolled.step(tokens)).argmax(-1)]
-            draft_tokens.append(tokens[0])
-        return torch.stack(draft_tokens, 1)
+            tokens, confidence = most_likely(self.draft_logits(unrolled.step(tokens)), self.draft_ids)
+            steps.append((tokens[0], confidence[0]))
+        return EveryPosition.of_steps(steps)
 
     def empty_state(self, decoder: ChainDecoder, capacity: int) -> OneBlockState:
         return OneBlockState(decoder.block.new_cache(capacity + self.max_depth))
@@ -133,10 +133,12 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
         """As BatchProposer: the last new position drafts the first token, then one row per draft token."""
         decoder, output = self.prepared, self._commit(states, committed)
         sampler, caches = self.sampler(sampling, rngs), [state.cache for state in states]
-        logits = decoder.ranking if sampler.greedy else decoder.logits
+        logits = decoder.logits if sampler.scaled else decoder.ranking
         depth = min(depth, self.max_depth)
         for k in range(depth):
             tokens = sampler.sample(logits(output))
+            if sampler.ended:
+                break
             if k + 1 < depth:
                 qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
                 starts = [state.num_columns + k for state in states]
@@ -240,7 +242,7 @@ class GraphedChain:
         count, depth = committed.next_tokens.shape[0], min(depth, self.max_depth)
         longest = state.num_columns + 2 * depth + 1
         fits = depth > 0 and count <= depth + 1 and longest <= state.cache.shape[1]
-        if not fits or state.num_columns == 0 or sampling.temperature > 0:
+        if not fits or state.num_columns == 0 or sampling != Sampling():
             return self.inner.propose(state, committed, depth, sampling, rng)
         key = (state.cache.data_ptr(), depth, window_length(longest, state.cache.shape[1]))
         if key not in self._proposals:

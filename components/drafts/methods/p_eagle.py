@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import Batch, CommittedPositions, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import DepthDraft, merged
 from components.drafts.methods.eagle3 import FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.one_block import EXTRA_DEPTH
@@ -57,6 +57,7 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
+from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import PEagleSettings
 from components.drafts.training.batches import step_generator
@@ -173,11 +174,11 @@ class PEagle(DepthDraft[Decoder]):
         return self.draft_logits(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """Greedy proposals from every column at once: [T] ids -> int64 [T-1, depth]."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As AbstractDraft."""
         rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
         logits = self.draft_logits(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
-        return torch.stack([self.draft_ids[step[0].argmax(-1)] for step in logits], 1)
+        return EveryPosition.of_steps([most_likely(step[0], self.draft_ids) for step in logits])
 
     def draft_logits(
         self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from components.contract import Target
-from components.drafts.interface import CommittedPositions, Proposal, Sampling, UntrainedRecord
+from components.drafts.interface import CommittedPositions, EveryPosition, Proposal, Sampling, UntrainedRecord
 from components.drafts.methods.ngram import MEASURED_DEPTH, NO_TOKEN
 from components.drafts.settings import SuffixSettings
 from components.targets.interface import AbstractTarget
@@ -377,14 +377,14 @@ class Suffix:
         tokens = self.best_copy(state).tokens[:depth]
         return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As Drafter: `propose` after each column, int64 [T-1, depth]; taps and last are not read."""
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As Drafter: `propose` after each column; taps and last are not read."""
         state, rows = self.new_state(len(ids)), []
         for token in ids[1:].tolist():
             self.commit(state, [token])
             tokens = self.best_copy(state).tokens[:depth]
             rows.append(tokens + [NO_TOKEN] * (depth - len(tokens)))
-        return torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth)
+        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth), None)
 
     def commit(self, state: SuffixState, tokens: Iterable[int]) -> None:
         """Add tokens to the end of the sequence's text, and learn whether they were expected."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from components.drafts.interface import Proposal, Sampling
+from components.stop_rule import StopRule
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -50,23 +51,65 @@ class DraftSampler:
         """draft_ids: int64 [N], the target ids that draft logits stand for. rngs: one for each of B sequences."""
         self.draft_ids, self.vocab_size, self.sampling, self.rngs = draft_ids, vocab_size, sampling, rngs
         self.greedy = sampling.temperature <= 0
+        self.survival = [1.0] * len(rngs)  # of each chain, where a rule may stop it
+        self.lengths: list[int | None] = [None] * len(rngs)  # of the chains that the rule has ended
         self.tokens: list[Tensor] = []  # of every step, int64 [B]
         self.probs: list[Tensor] = []  # of every step, [B, V]
 
+    @property
+    def scaled(self) -> bool:
+        """Whether `sample` needs logits as trained; otherwise only their order."""
+        return not self.greedy or self.sampling.stop is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the rule has ended all chains: no further pass is needed."""
+        return None not in self.lengths
+
     def sample(self, logits: Tensor) -> Tensor:
-        """Sample the next draft token of each, int64 [B], from logits [B, N]; greedy sampling ignores their scale."""
+        """Sample the next draft token of each, int64 [B], from logits [B, N]; see `scaled`.
+
+        A chain that the rule has ended draws nothing from its generator; its token is a filler that is never proposed.
+        """
+        if self.sampling.stop is not None:
+            self._apply(self.sampling.stop, logits)
         if self.greedy:
             choice = logits.argmax(-1)
         else:
             probs = probabilities(logits, self.sampling)
             # The generators live on the CPU, so that a seed means the same tokens on every device.
             rows = zip(probs.cpu(), self.rngs, strict=True)
-            choice = torch.cat([torch.multinomial(row, 1, generator=rng) for row, rng in rows]).to(logits.device)
+            choice = torch.cat(
+                [
+                    torch.multinomial(row, 1, generator=rng) if self._proposes(index) else row.argmax(-1, keepdim=True)
+                    for index, (row, rng) in enumerate(rows)
+                ]
+            ).to(logits.device)
             every_token = torch.zeros(len(probs), self.vocab_size, device=probs.device)
             self.probs.append(every_token.index_copy_(1, self.draft_ids, probs))
         token = self.draft_ids.index_select(0, choice)
         self.tokens.append(token)
         return token
+
+    def _proposes(self, index: int) -> bool:
+        """Whether the token that is sampled now belongs to the chain of this sequence."""
+        length = self.lengths[index]
+        return length is None or length > len(self.tokens)
+
+    def _apply(self, rule: StopRule, logits: Tensor) -> None:
+        """End the chains that the rule ends before or after the draft token of these logits."""
+        step = len(self.tokens)
+        for index, confidence in enumerate(confidence_of(logits).tolist()):
+            if self.lengths[index] is not None:
+                continue
+            if step >= rule.depth:
+                self.lengths[index] = step
+                continue
+            survival = self.survival[index] = rule.survival(step, self.survival[index], confidence)
+            if survival < rule.verify_from[step]:
+                self.lengths[index] = step
+            elif step + 1 == rule.depth or survival < rule.draft_from[step + 1]:
+                self.lengths[index] = step + 1
 
     def tokens_of_each(self) -> Sequence[Sequence[Tensor]]:
         """The tokens sampled so far, for each sequence a list of int64 [1]."""
@@ -80,9 +123,26 @@ class DraftSampler:
             none = torch.empty(0, dtype=torch.int64, device=self.draft_ids.device)
             return [Proposal(none, None) for _ in self.rngs]
         chains = torch.cat(self.tokens).view(len(self.tokens), -1).unbind(1)
-        if not self.probs:
-            return [Proposal(chain, None) for chain in chains]
-        return [Proposal(*parts) for parts in zip(chains, torch.stack(self.probs, 1), strict=True)]
+        proposals = [Proposal(chain, None) for chain in chains]
+        if self.probs:
+            proposals = [Proposal(*parts) for parts in zip(chains, torch.stack(self.probs, 1), strict=True)]
+        if self.sampling.stop is None:
+            return proposals
+        return [
+            Proposal(tokens[:length], None if probs is None else probs[:length])
+            for (tokens, probs), length in zip(proposals, self.lengths, strict=True)
+        ]
+
+
+def most_likely(logits: Tensor, draft_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row and its confidence: [..., N] -> int64 [...], float32 [...]."""
+    return draft_ids[logits.argmax(-1)], confidence_of(logits)
+
+
+def confidence_of(logits: Tensor) -> Tensor:
+    """The probability of the likeliest token at temperature 1: [..., N] -> float32 [...]."""
+    logits = logits.float()
+    return (logits.amax(-1) - logits.logsumexp(-1)).exp()
 
 
 def ancestor_sets(parents: Sequence[int]) -> list[int]:

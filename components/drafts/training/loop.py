@@ -283,7 +283,7 @@ def measure(draft: AbstractDraft, examples: Sequence[Example], depth: int, devic
         ids = example.ids.to(device)
         draft_tokens = draft.propose_at_every_position(
             ids, example.taps.to(device).float(), example.last.to(device).float(), depth
-        )
+        ).tokens
         accepted, evaluated = count_accepted(draft_tokens, ids, example.mask.to(device))
         for tally in (
             held_out.total,

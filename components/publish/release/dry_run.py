@@ -145,7 +145,7 @@ def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Te
     features = drafter.needs_features or True
     out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=features)
     assert out.taps is not None and out.last is not None
-    return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth))
+    return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth)).tokens
 
 
 def _check_unchanged(

@@ -144,11 +144,11 @@ def test_drafting_everywhere_is_a_run_that_accepts_nothing(target: AbstractTarge
     prompt, answer = PROMPTS[2], plain(target, PROMPTS[2], 80)
     ids = torch.tensor([*prompt, *answer])
     proposer = lookahead(target, window=8, pool_from_text=True)
-    guesses = proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3)
+    guesses = proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3).tokens
     assert guesses.shape == (len(ids) - 1, 3)
     right = (guesses[: len(ids) - 4] == ids[2:].unfold(0, 3, 1)[: len(ids) - 4]).long().cumprod(1).sum(1)
     assert right[len(prompt) :].sum() > 0
-    assert torch.equal(guesses, proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3))
+    assert torch.equal(guesses, proposer.propose_at_every_position(ids, NOTHING, NOTHING, 3).tokens)
 
 
 def test_a_session_is_reused_and_leaks_nothing(target: AbstractTarget) -> None:

@@ -155,7 +155,7 @@ class Pair:
     def guesses(self, draft: Any, depth: int = 3) -> tuple[Tensor, list[int]]:
         """(draft tokens at every position, accepted counts by depth) on that text."""
         ids, taps, last = self.text()
-        tokens = draft.propose_at_every_position(ids, taps, last, depth)
+        tokens = draft.propose_at_every_position(ids, taps, last, depth).tokens
         return tokens, count_accepted(tokens, ids, torch.ones(len(ids), dtype=torch.bool))[0]
 
 

@@ -70,7 +70,9 @@ def test_settings_of_an_untrained_method_reach_the_proposer(
     target = Target(key="t", path=tiny_folder("llama"))
     made = train_draft(target, method="ngram", settings={"ngram": {"max_ngram": 2, "min_ngram": 2}}, ctx=ctx)
     ids = torch.tensor([9, 5, 6, 7, 6, 5, 6])
-    guessed = open_draft(made, tiny_target("llama")).propose_at_every_position(ids, torch.empty(0), torch.empty(0), 2)
+    guessed = (
+        open_draft(made, tiny_target("llama")).propose_at_every_position(ids, torch.empty(0), torch.empty(0), 2).tokens
+    )
     assert guessed.tolist() == [[-1, -1]] * 5 + [[7, 6]]
 
 

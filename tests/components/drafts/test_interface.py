@@ -45,7 +45,7 @@ def test_drafting_everywhere_equals_proposing_after_each_column(
     target = tapping(tiny_target(family), taps)
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     depth = depth_of(draft)
-    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth).tokens
     assert everywhere.shape == (batch.ids.shape[1] - 1, depth)
     for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
         state, done = draft.new_state(32), 0
@@ -65,7 +65,7 @@ def test_the_order_of_taps_is_part_of_a_drafter(method: str, taps: TapLayers, ti
     turned = torch.cat(batch.taps[0].split(hidden, -1)[::-1], -1)
 
     def guesses(taps: Tensor) -> list[list[int]]:
-        return draft.propose_at_every_position(batch.ids[0], taps, batch.last[0], 3).tolist()
+        return draft.propose_at_every_position(batch.ids[0], taps, batch.last[0], 3).tokens.tolist()
 
     before, other = guesses(batch.taps[0]), guesses(turned)
     for name, weight in draft.named_parameters():

@@ -42,6 +42,7 @@ from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format
+from components.stop_rule import Calibration, StopRule
 from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TapLayers
 
@@ -187,7 +188,7 @@ def test_training_graph_equals_cached_decoding(
 def everywhere(draft: Any) -> Tensor:
     found: Tensor = draft.propose_at_every_position(
         sample().ids[0], sample().taps[0], sample().last[0], depth_of(draft)
-    )
+    ).tokens
     return found
 
 
@@ -277,7 +278,38 @@ def test_a_noisy_drafter_is_accepted_as_a_reference_without_any_cache_says(metho
     assert 0.1 < accepted_share(run) < 0.95
 
 
-def sampled_chain(method: str) -> float:
+def stop_rule(depth: int, verify_from: float = 0.3) -> StopRule:
+    """Confidence taken at its word; some chains end before a pass, some before a token that was computed."""
+    as_said = Calibration((0.0, 1.0), (0.0, 1.0))
+    return StopRule((as_said,) * depth, (0.0, *([2 * verify_from] * (depth - 1))), (verify_from,) * depth)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_stop_rule_ends_chains_by_confidence_and_changes_no_token(method: str) -> None:
+    """Each round drafts what the rule says of the confidences after its position, alone and in a batch."""
+    target, drafter = learnable().target, proposer(method, noise=0.7 if method == "medusa" else 0.3)
+    depth, prompts = depth_of(drafter), [PROMPT, [9], [1, 8, 30, 2, 2, 17, 5, 11, 29]]
+    rule, lengths = stop_rule(depth), set[int]()
+    together = decode_batch(target, drafter, prompts, max_new_tokens=40, depth=depth, ignore_eos=True, stop=rule)
+    for prompt, batched in zip(prompts, together, strict=True):
+        run = decode(target, drafter, prompt, max_new_tokens=40, depth=depth, ignore_eos=True, stop=rule)
+        assert run.tokens == decode(target, None, prompt, max_new_tokens=40, ignore_eos=True).tokens
+        assert batched.tokens == run.tokens and batched.rounds == run.rounds
+        text = columns_of(target, torch.tensor([prompt + run.tokens]), len(prompt))
+        said = drafter.propose_at_every_position(text.ids[0], text.taps[0], text.last[0], depth).confidence.tolist()
+        for facts in run.rounds:
+            # Output token i is x_n with n = len(prompt) + i; the column before it is row n - 1.
+            assert facts.drafted == rule.length(said[len(prompt) + facts.out_pos - 1])[1]
+            lengths.add(facts.drafted)
+    assert len(lengths) > 1, "the rule never chose"
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_sampled_chains_that_a_rule_ends_draw_from_the_target(method: str) -> None:
+    assert sampled_chain(method, stop_rule(depth_of(proposer(method)), verify_from=0.1)) > SIGNIFICANCE
+
+
+def sampled_chain(method: str, stop: StopRule | None = None) -> float:
     watched: Any = Watched(proposer(method))
     run = decode(
         learnable().target,
@@ -288,6 +320,7 @@ def sampled_chain(method: str) -> float:
         sampling=HOT,
         rng=torch.Generator().manual_seed(11),
         ignore_eos=True,
+        stop=stop,
     )
     assert sum(r.accepted for r in run.rounds) >= 40
     drafted_from = torch.zeros(NUM_SAMPLED, VOCAB_SIZE)

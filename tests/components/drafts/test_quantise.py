@@ -54,7 +54,7 @@ def test_a_quantised_drafter_opens_as_its_rounded_weights_and_drafts(
     opened: Any = open_draft(out, target)
     assert all(torch.equal(tensor, after[name]) for name, tensor in opened.state_dict().items())
     batch = batch_of(target, 1)
-    guesses = opened.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 2)
+    guesses = opened.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 2).tokens
     assert guesses.shape[0] == batch.ids.shape[1] - 1
     record = read_record(out.path)
     assert record["quantised_from"] == draft.key and "held_out_al" not in record

@@ -25,6 +25,8 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**50), 2**50).map(float),
     bool: st.booleans(),
     list[int]: st.lists(st.integers(0, 9), max_size=4),
+    list[float]: st.lists(st.floats(0.0, 1.0), max_size=4),
+    list[list[float]]: st.lists(st.lists(st.floats(0.0, 1.0), max_size=3), max_size=3),
     list[str]: st.lists(st.text(st.characters(codec="utf-8"), max_size=3), max_size=3),
 }
 

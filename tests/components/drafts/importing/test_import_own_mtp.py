@@ -28,7 +28,7 @@ def guesses(draft: Any, target: AbstractTarget) -> torch.Tensor:
     ids = torch.randint(3, target.shape.vocab_size, (1, 16), generator=torch.Generator().manual_seed(1))
     out = target.forward(ids, target.new_cache(1, 16), logits="none", features=True)
     assert out.taps is not None and out.last is not None
-    tokens: torch.Tensor = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], 2)
+    tokens: torch.Tensor = draft.propose_at_every_position(ids[0], out.taps[0], out.last[0], 2).tokens
     return tokens
 
 

@@ -74,14 +74,16 @@ def test_a_drafter_of_other_layers_goes_out_and_comes_back_with_them(
     assert draft.info["tap_layers"] == read_record(draft.path)["tap_layers"] == list(taps) == list(again.needs_features)
     ids = pair.text()[0]
     out = pair.opened.forward(ids[None], pair.opened.new_cache(1, 64), logits="none", features=taps)
-    guesses = [one.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tolist() for one in (network, again)]
+    guesses = [
+        one.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tokens.tolist() for one in (network, again)
+    ]
     assert guesses[0] == guesses[1]
     state = read_drafter_state(draft.path)
     write_format(form, state, pair.source, tmp_path / "again")
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "again"))
     assert first == second and state.tap_layers == taps
     reopened = reopen_drafter(tmp_path / "again", pair.opened, pair.source)
-    assert reopened.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tolist() == guesses[0]
+    assert reopened.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tokens.tolist() == guesses[0]
     converted = convert_folder(tmp_path / "out", "speculators", str(pair.source.folder), tmp_path / "converted")
     assert any(str(list(taps)) in line for line in converted)
     assert json.loads((tmp_path / "converted" / "config.json").read_text())[TAPS] == list(taps)

@@ -101,7 +101,7 @@ def test_a_given_model_drafts_what_it_says_itself(
     state = draft.new_state(64)
     draft.propose(state, columns(ids, 0, 5), 3, GREEDY, RNG)
     assert draft.propose(state, columns(ids, 5, 12), 4, GREEDY, RNG).tokens.tolist() == expected.tolist()
-    everywhere = draft.propose_at_every_position(ids, NOTHING, NOTHING, 4)
+    everywhere = draft.propose_at_every_position(ids, NOTHING, NOTHING, 4).tokens
     assert everywhere.shape == (23, 4) and everywhere[11].tolist() == expected.tolist()
 
 
@@ -145,7 +145,7 @@ def test_a_first_token_is_fed_before_all_others(
     record["settings"]["first_token"] = 7
     (made.path / "draft.json").write_text(json.dumps(record))
     ids = torch.cat((torch.tensor([7]), batch_of(target, num_rows=1).ids[0, 1:]))
-    with_bos = open_draft(made, target).propose_at_every_position(ids, NOTHING, NOTHING, 2)
+    with_bos = open_draft(made, target).propose_at_every_position(ids, NOTHING, NOTHING, 2).tokens
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(small_folder, dtype=torch.float32)
@@ -181,7 +181,7 @@ def test_branches_follow_their_paths_and_leave_no_trace(
     for found, path in zip(grown, [[int(roots[0]), 20], [int(roots[1]), 21], [int(roots[1]), 22]], strict=True):
         torch.testing.assert_close(found, alone(path), atol=1e-4, rtol=1e-4)
     after = draft.propose(state, columns(ids, 12, 14), 3, GREEDY, RNG).tokens.tolist()
-    assert after == draft.propose_at_every_position(ids, NOTHING, NOTHING, 3)[13].tolist()
+    assert after == draft.propose_at_every_position(ids, NOTHING, NOTHING, 3).tokens[13].tolist()
 
 
 def test_sampled_decoding_keeps_the_targets_distribution(tiny_target: MakeTarget) -> None:

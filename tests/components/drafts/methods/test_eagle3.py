@@ -106,7 +106,7 @@ def test_eagle_3_1_has_a_norm_for_each_hidden_state_and_drafts_what_it_trained(
     draft, target = eagle(tiny_target, fc_norm=True, norm_output=True)
     assert set(draft.state_dict()) == EXPECTED_NAMES | {f"fc_norm.{i}.weight" for i in range(3)}
     batch = batch_of(target, num_rows=1)
-    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 6)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 6).tokens
     state, rng = draft.new_state(32), torch.Generator()
     for t in range(23):
         columns = CommittedPositions(batch.ids[0, t + 1 : t + 2], batch.taps[0, t : t + 1], batch.last[0, t : t + 1])

@@ -107,7 +107,7 @@ def test_training_graph_equals_cached_decoding_at_every_recursive_step(
 ) -> None:
     target = opened(layout)
     draft, batch = own_drafter(target), batch_of(target, num_rows=1)
-    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 3)
+    everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], 3).tokens
     state, done, rng = draft.new_state(32), 0, torch.Generator().manual_seed(0)
     for size in (5, 1, 3, 2):
         said = draft.propose(state, columns(batch, done, done + size), 3, Sampling(), rng).tokens.tolist()

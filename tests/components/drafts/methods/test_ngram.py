@@ -55,7 +55,7 @@ def test_unseen_words_give_no_guess() -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=24), st.integers(1, 6))
 def test_drafting_everywhere_equals_proposing_after_each_column(tokens: list[int], depth: int) -> None:
-    everywhere = Ngram().propose_at_every_position(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tolist()
+    everywhere = Ngram().propose_at_every_position(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tokens.tolist()
     for count, row in enumerate(everywhere, start=1):
         assert [token for token in row if token >= 0] == propose(tokens[:count], depth)
 

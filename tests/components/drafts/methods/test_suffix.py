@@ -129,7 +129,7 @@ def test_drafting_everywhere_equals_proposing_after_each_column(
 ) -> None:
     drafter = Suffix(told.model_copy(update={"cached_tokens": 200}))
     drafter.remember(earlier)
-    everywhere = drafter.propose_at_every_position(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tolist()
+    everywhere = drafter.propose_at_every_position(torch.tensor([7, *tokens]), NOTHING, NOTHING, depth).tokens.tolist()
     for count, row in enumerate(everywhere, start=1):
         assert [token for token in row if token >= 0] == propose(drafter, tokens[:count], depth)
 
@@ -215,8 +215,8 @@ def test_the_latest_training_answers_that_fit_are_saved_and_opened_again(
     assert made.info["cached_answers"] == len(opened.cache.answers) == 2, "of 18 tokens or a few fewer"
     again = open_draft(made, target)
     text = torch.tensor([4, *opened.cache.answers[0]])
-    found = opened.propose_at_every_position(text, NOTHING, NOTHING, 4)
-    assert (found >= 0).any() and torch.equal(found, again.propose_at_every_position(text, NOTHING, NOTHING, 4))
+    found = opened.propose_at_every_position(text, NOTHING, NOTHING, 4).tokens
+    assert (found >= 0).any() and torch.equal(found, again.propose_at_every_position(text, NOTHING, NOTHING, 4).tokens)
     with pytest.raises(UserError, match="cached_tokens needs answers"):
         train_draft(of, method="suffix", settings=told, ctx=new_context(tmp_path / "none"))
 

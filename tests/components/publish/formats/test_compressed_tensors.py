@@ -87,7 +87,7 @@ def test_what_goes_out_comes_back_with_the_measured_weights(
         ids = torch.arange(3, 23)
         out = opened.forward(ids[None], opened.new_cache(1, 20), logits="none", features=True)
         assert out.taps is not None and out.last is not None
-        guesses = [one.propose_at_every_position(ids, out.taps[0], out.last[0], 3) for one in (mine, again)]
+        guesses = [one.propose_at_every_position(ids, out.taps[0], out.last[0], 3).tokens for one in (mine, again)]
         assert torch.equal(*guesses)
 
 

@@ -1,0 +1,196 @@
+"""Step `speedup.choose_stop`: does a rule that ends chains by confidence beat the best fixed depth, and by how much?
+
+For each drafter a rule is fitted (stop_fitting.py) and replayed beside its best fixed depth, over the same prompts at
+the costs of the smallest batch size that was measured. Each prompt is judged by a rule that was fitted without it,
+while the fixed depth is the best one of all the prompts: the comparison favours the fixed depth. Both emit the same
+tokens, so the gain is the quotient of their times; prompts and processes are drawn alike for both.
+
+The rule that is written is fitted to all prompts. llama.cpp's `p_min` with its best depth is judged in the same way, as
+what an engine with a single threshold would make of the confidences.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.methods import METHODS
+from components.policy import StopChoice, extended, read_policy
+from components.rows import AcceptanceMap
+from components.speedup.bootstrap import Estimate, Floats, draw_weights, ratio_influence, sample_of
+from components.speedup.choose import Evidence, cells_of, valid_cells, valid_maps
+from components.speedup.policy_markdown import policy_summary, write_policy
+from components.speedup.prediction.costs import CostTable
+from components.speedup.prediction.predict import Rule, cost_factors
+from components.speedup.stop_fitting import (
+    FOLDS,
+    Answer,
+    Chains,
+    Replayed,
+    RoundTimes,
+    answers_of,
+    best_fixed,
+    calibration_error,
+    fit_rule,
+    fixed_chains,
+    held_out_chains,
+    least_probability_chains,
+    oracle,
+    reliability,
+    replay_chains,
+)
+
+NUM_LEAST = 12  # thresholds of `p_min` that are tried, spread over the confidences
+
+
+def choose_stop(
+    policy: DepthPolicy,
+    acceptance: list[Measurements],
+    cost: list[Measurements],
+    *,
+    confidence: float,
+    num_draws: int,
+    include_host: bool,
+    ctx: Context,
+) -> DepthPolicy:
+    """The step `speedup.choose_stop`; its settings are explained in components/speedup/steps.py."""
+    rule = Rule(0.0, confidence, num_draws, include_host)
+    cells_by_source = [valid_cells(source, ctx) for source in cost]
+    groups = {key: maps for (key, budget), maps in valid_maps(acceptance, ctx).items() if budget is None}
+    able = {key: maps for key, maps in groups.items() if all(m.confidence for m in maps)}
+    if not able:
+        raise UserError(
+            "acceptance: no map holds confidences: they come with a trained drafter; measure its acceptance again"
+        )
+    stops = []
+    for index, maps in enumerate(able[key] for key in sorted(able)):
+        session, cells = cells_of(maps[0], cells_by_source)
+        evidence = Evidence(maps, cells, None, None, {}, rule, ctx.seed, session)
+        stops.append(stop_choice(evidence, evidence.batch_sizes()[0]))
+        ctx.note(stops[-1].summary_line)
+        ctx.progress(index + 1, len(able), "drafters")
+    content = extended(replace(read_policy(policy.path), stops=[]), stops=stops)
+    write_policy(ctx.out, content)
+    return DepthPolicy.of_step(ctx, policy_summary(content))
+
+
+def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
+    """The fitted rule of one drafter, and its judgement."""
+    table, method = evidence.costs(batch_size), evidence.maps[0].method
+    times = round_times(table, evidence.rule.include_host, method in METHODS and METHODS[method].one_pass)
+    answers = answers_of(_within(evidence.maps, len(times.draft) - 1))
+    depth, (fixed_depth, _) = len(times.draft) - 1, best_fixed(answers, times)
+    chains, rules = held_out_chains(answers, times)
+    fixed, stopped = (replay_chains(answers, each, depth) for each in (fixed_chains(fixed_depth), chains))
+    least = replay_chains(answers, held_out_least(answers, times), depth)
+    gain, least_gain = (_gain(fixed, other, times, table, evidence) for other in (stopped, least))
+    p_above, (low, high) = gain.p_above(1.0), gain.interval()
+    bins = reliability(answers, stopped, rules)
+    final, (p_min, p_min_depth) = fit_rule(answers, times), best_least(answers, times)
+    least_low, least_high = least_gain.interval()
+    plain = times.verify[0]
+    num_rounds = stopped.counts.sum()
+    return StopChoice(
+        draft_key=evidence.draft_key,
+        method=method,
+        batch_size=batch_size,
+        num_prompts=len(answers),
+        num_rounds=int(num_rounds),
+        fixed_depth=fixed_depth,
+        speedup_fixed=fixed.rate(times) * plain,
+        speedup=stopped.rate(times) * plain,
+        gain=gain.value,
+        gain_lo=low,
+        gain_hi=high,
+        chosen=gain.is_decisive and p_above is not None and p_above >= evidence.rule.confidence,
+        al=float(stopped.tokens.sum() / num_rounds),
+        drafted=float((stopped.counts.sum(axis=(0, 1)) * np.arange(depth + 1)).sum() / num_rounds),
+        share_of_oracle=stopped.rate(times) / oracle(answers, times, stopped.rate(times)).rate(times),
+        p_min=p_min,
+        p_min_depth=p_min_depth,
+        p_min_gain=least_gain.value,
+        p_min_gain_lo=least_low,
+        p_min_gain_hi=least_high,
+        calibration_error=calibration_error(bins),
+        reliability=[[b.predicted, b.observed, float(b.num_tokens)] for b in bins],
+        calibration=[[list(curve.confidence), list(curve.accepted)] for curve in final.calibration],
+        draft_from=list(final.draft_from),
+        verify_from=list(final.verify_from),
+    )
+
+
+def _within(maps: Sequence[AcceptanceMap], depth: int) -> list[AcceptanceMap]:
+    """The maps without what lies deeper than the costs reach."""
+    return [
+        replace(
+            m, k_max=depth, accepted=[min(a, depth) for a in m.accepted], confidence=[c[:depth] for c in m.confidence]
+        )
+        for m in maps
+    ]
+
+
+def round_times(table: CostTable, include_host: bool, in_one_pass: bool) -> RoundTimes:
+    """The times of a cost table; depths between those that were measured lie on straight lines."""
+    depths = np.arange(table.depths[-1] + 1)
+    draft, verify, host = (np.interp(depths, table.depths, part) for part in table.times[1:])
+    return RoundTimes(draft, verify + host if include_host else verify, in_one_pass)
+
+
+def _gain(fixed: Replayed, other: Replayed, times: RoundTimes, table: CostTable, evidence: Evidence) -> Estimate:
+    """Time at the fixed depth over time of other chains, over the same tokens; prompts and processes drawn alike."""
+    depths = np.arange(len(times.draft))
+    rule, seed = evidence.rule, evidence.seed
+    stream = np.random.default_rng([seed, 5, zlib.crc32(evidence.draft_key.encode())])
+    weights = draw_weights(len(fixed.tokens), rule.num_draws, stream)
+    factors = cost_factors(table, rule.num_draws, seed)  # [draws, depths of the table], on speed
+    slower = np.stack([np.interp(depths, table.depths, 1.0 / row) for row in factors])
+    process = np.stack([np.interp(depths, table.depths, unit) for unit in table.process.T] or [np.zeros(0)], axis=-1)
+    parts = [_Times.of(replayed, times) for replayed in (fixed, other)]
+    draws = [np.einsum("dp,pk,dk->d", weights, part.by_verified, slower, optimize=True) for part in parts]
+    above, below = (part.by_verified.sum(axis=1) for part in parts)
+    influence, value = ratio_influence(above, below), float(above.sum() / below.sum())
+    loading = (parts[0].shares - parts[1].shares) @ process * value if table.process.shape[1] else np.zeros(0)
+    dof = float(table.process_dof.min())
+    return Estimate(value, draws[0] / draws[1], influence, sample_of(below, influence), loading, dof, minimum=0.0)
+
+
+class _Times(NamedTuple):
+    """by_verified: [P, K + 1], time of each prompt's rounds by draft tokens verified. shares: [K + 1], of all time."""
+
+    by_verified: Floats
+    shares: Floats
+
+    @classmethod
+    def of(cls, replayed: Replayed, times: RoundTimes) -> _Times:
+        depths = np.arange(len(times.draft))
+        each = times.of(*np.meshgrid(depths, depths, indexing="ij"))
+        by_verified = np.asarray((replayed.counts * each).sum(axis=1))
+        return cls(by_verified, by_verified.sum(axis=0) / by_verified.sum())
+
+
+def best_least(answers: Sequence[Answer], times: RoundTimes) -> tuple[float, int]:
+    """(p_min, depth) with the highest rate on these answers; a p_min of 0 ends no chain."""
+    depth = len(times.draft) - 1
+    seen = np.concatenate([answer.confidence.ravel() for answer in answers])
+    least = [0.0, *np.round(np.quantile(seen, np.linspace(0.02, 0.9, NUM_LEAST)), 3).tolist()]
+    rates = {
+        (p, k): replay_chains(answers, least_probability_chains(p, k), depth).rate(times)
+        for p in dict.fromkeys(least)
+        for k in range(1, depth + 1)
+    }
+    return max(rates, key=lambda pair: rates[pair])
+
+
+def held_out_least(answers: Sequence[Answer], times: RoundTimes) -> Chains:
+    """Chains of every answer by the p_min and depth that were best without it."""
+    folds = min(FOLDS, len(answers))
+    chains_of: dict[int, Chains] = {}
+    for fold in range(folds):
+        p, depth = best_least([a for i, a in enumerate(answers) if i % folds != fold], times)
+        chains_of |= {id(a): least_probability_chains(p, depth) for i, a in enumerate(answers) if i % folds == fold}
+    return lambda answer: chains_of[id(answer)](answer)

@@ -1,0 +1,81 @@
+"""The rule that ends a chain of draft tokens before its depth, by the drafter's own confidence.
+
+Pass j of a drafter (j from 1) gives the distribution q_j of draft token j. Its confidence c_j is the probability of the
+likeliest token of q_j, at temperature 1 and before any cut. A calibration curve turns c_j into a_j, an estimate of the
+probability that the target accepts draft token j where it accepted those before it. Then s_j = a_1 a_2 ... a_j is the
+survival: the probability that draft token j is accepted at all. The rule compares it with two thresholds a depth:
+
+- draft token j is verified where s_j >= verify_from[j]; otherwise the chain ends before it;
+- pass j + 1 runs where s_j >= draft_from[j + 1]; otherwise the chain ends after draft token j.
+
+The output keeps its distribution. The rule decides on draft token j from q_1..q_j and the draft tokens before j, never
+from draft token j itself: for the target, verifying the chain up to j, and taking its own token after it, is the same
+procedure whatever the chain's length was, and a length fixed before a token is drawn cannot favour any token. A rule
+that drew the token first and dropped the unlikely ones would verify draws of another distribution than q_j. (At
+temperature 0 there is one choice, so both are the same; llama.cpp's `p_min` and vLLM's adaptive verification look at
+the drawn token.)
+
+speedup/stop_fitting.py fits calibration and thresholds to what a round costs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A curve from confidence to acceptance: straight lines between its knots, constant before and after them.
+
+    confidence: ascending. accepted: the probability of acceptance at each, never falling.
+    """
+
+    confidence: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    def at(self, confidence: float) -> float:
+        """The probability that a draft token of this confidence is accepted where those before it were."""
+        right = bisect.bisect_right(self.confidence, confidence)
+        if right == 0:
+            return self.accepted[0]
+        if right == len(self.confidence):
+            return self.accepted[-1]
+        low, high = self.confidence[right - 1], self.confidence[right]
+        share = (confidence - low) / (high - low)
+        return self.accepted[right - 1] + share * (self.accepted[right] - self.accepted[right - 1])
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Calibration and thresholds of every depth; lists are over draft tokens 1..K."""
+
+    calibration: tuple[Calibration, ...]
+    draft_from: tuple[float, ...]  # the first is 0: the first pass commits positions and always runs
+    verify_from: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.calibration) == len(self.draft_from) == len(self.verify_from) > 0
+        assert self.draft_from[0] == 0.0, "the first pass always runs"
+
+    @property
+    def depth(self) -> int:
+        """The longest chain that it allows."""
+        return len(self.calibration)
+
+    def survival(self, index: int, before: float, confidence: float) -> float:
+        """s_j of draft token j = index + 1, given s_{j-1} and c_j."""
+        return before * self.calibration[index].at(confidence)
+
+    def length(self, confidences: Sequence[float]) -> tuple[int, int]:
+        """(passes run, draft tokens verified) of a round whose passes would have these confidences."""
+        survival = 1.0
+        for index, confidence in enumerate(confidences[: self.depth]):
+            survival = self.survival(index, survival, confidence)
+            if survival < self.verify_from[index]:
+                return index + 1, index
+            if index + 1 < self.depth and survival < self.draft_from[index + 1]:
+                return index + 1, index + 1
+        count = min(len(confidences), self.depth)
+        return count, count
