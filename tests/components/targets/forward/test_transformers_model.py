@@ -29,8 +29,8 @@ REASONS = {
 }
 
 
-def test_yarn_falls_back_to_transformers(copied: Path) -> None:
-    changed_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})(copied)
+def test_dynamic_positions_fall_back_to_transformers(copied: Path) -> None:
+    changed_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})(copied)
     assert open_target(copied, kernel="plain").kernel == "transformers"
 
 
