@@ -1,4 +1,7 @@
-"""Every family decodes with every method, alone, in a ragged batch and as a tree, as its own `generate` does."""
+"""Every family decodes with every method, alone, in a ragged batch and as a tree, as its own `generate` does.
+
+Every method that learns weights learns them of every family.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_decoding import LENGTH, PROMPTS, Alone, said_alone
+from family_decoding import LENGTH, PROMPTS, Alone, said_alone, trained_on_own_text
 from forked import recorded
 from tiny_families import FAMILIES, MULTIMODAL, REFUSED, make_family
 
@@ -17,10 +20,12 @@ from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import TreeProposer
 from components.drafts.storage.files import build_draft
-from components.methods import METHODS, decoding_loop_of
+from components.methods import METHODS, decoding_loop_of, is_trained
 from components.targets.load import open_target
 from components.targets.shape import layer_kinds
 
+TRAINED = [method for method in METHODS if is_trained(method)]
+STEPS = 3
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
 
@@ -92,3 +97,29 @@ def every_family(folder: Path) -> dict[str, Any]:
 def test_every_family_decodes_with_every_method_as_it_does_alone(tmp_path: Path) -> None:
     found = recorded("families", lambda: every_family(tmp_path))
     assert not found["faults"] and found["decodings"] > 1000
+
+
+def training_of(family: str, folder: Path) -> dict[str, Any]:
+    """The methods whose loss falls on the family's own text, what went wrong with the others, and who runs its pass."""
+    alone = said_alone(family, folder)
+    trained, faults = [], []
+    for method in TRAINED:
+        try:
+            trained_on_own_text(alone, method, {}, STEPS)
+        except (AssertionError, UserError) as failed:
+            faults.append(f"{family}: {method}: {failed}")
+        else:
+            trained.append(method)
+    return {"trained": trained, "kernel": open_target(folder, kernel="plain").kernel, "faults": faults}
+
+
+def every_training(folder: Path) -> dict[str, Any]:
+    """`training_of` each family."""
+    families = {family: training_of(family, folder / family) for family in (*FAMILIES, *MULTIMODAL)}
+    return {"methods": TRAINED, "steps": STEPS, "families": families}
+
+
+def test_every_method_trains_for_every_family(tmp_path: Path) -> None:
+    found = recorded("family-training", lambda: every_training(tmp_path))
+    for family in found["families"].values():
+        assert (family["trained"], family["faults"]) == (TRAINED, [])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_decoding import LENGTH, PROMPTS, Alone, said_alone
+from family_decoding import LENGTH, PROMPTS, Alone, said_alone, trained_on_own_text
 from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, VOCAB_SIZE, make_family
 
 from components.contract import Context, UserError
@@ -23,9 +23,7 @@ from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape
 from components.drafts import train_draft
-from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
-from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
 from components.targets import load_target
 from components.targets.interface import AbstractTarget
@@ -47,30 +45,6 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     yield said_alone(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def trained_on_own_text(alone: Alone) -> Any:
-    target = alone.target
-    draft = build_draft("eagle3", target, {"ttt_steps": 4}, torch.arange(VOCAB_SIZE))
-    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone.tokens, strict=True)]
-    lengths = torch.tensor([len(text) for text in texts])
-    ids = torch.tensor([text + [0] * (int(lengths.max()) - len(text)) for text in texts])
-    out = target.forward(ids, target.new_cache(*ids.shape), num_valid=lengths, logits="none", features=True)
-    assert out.taps is not None and out.last is not None
-    columns = torch.arange(ids.shape[1])
-    answer = (columns >= torch.tensor([len(prompt) for prompt in PROMPTS])[:, None]) & (columns < lengths[:, None])
-    batch = Batch(ids, answer, out.taps.clone(), out.last.clone(), lengths)
-    draft.scale_to_target_features(batch.taps[0, :4])
-    draft.train()
-    optimizer, losses = Optimizer(draft, "adamw", weight_decay=0.0, muon_lr_scale=1.0), []
-    for _ in range(STEPS):
-        result = draft.losses(batch)
-        losses.append(float(result.loss))
-        optimizer.update(result.loss, 1e-2, clip_norm=1.0)
-    assert losses[-1] < losses[0], "a drafter learns from this family's features"
-    draft.eval().requires_grad_(False)
-    draft.prepare_decoding()
-    return draft
-
-
 def passes_of(alone: Alone) -> list[AbstractTarget]:
     """The model as transformers runs it, and as our own forward pass does where it knows the family."""
     assert alone.target.folder is not None
@@ -79,7 +53,7 @@ def passes_of(alone: Alone) -> list[AbstractTarget]:
 
 
 def test_eagle3_trains_on_and_drafts_for_every_family(alone: Alone) -> None:
-    draft = trained_on_own_text(alone)
+    draft = trained_on_own_text(alone, "eagle3", {"ttt_steps": 4}, STEPS)
     drafted = accepted = 0
     for target, depth in itertools.product(passes_of(alone), range(1, 5)):
         run = decode_batch(target, draft, PROMPTS, max_new_tokens=LENGTH, depth=depth, ignore_eos=True)
