@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
 from components.targets.file_digests import sha256_of
+from components.targets.quantised import check_dtype, check_loader, numbers_per_stored, own_dtype, quantisation_of
 from components.targets.shape import as_ids, kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_files import headers_in
@@ -68,16 +69,18 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
     shape = shape_of(config, location)
     stored: dict[str, int] = {}
     num_params = 0
-    packed = _packing(getattr(config, "quantization_config", None))
+    check_loader(config, location)
+    check_dtype(config, dtype, location)
+    quantisation = quantisation_of(config)
     for _, header in headers_in(folder, location):
         for name, entry in header.items():
-            size = math.prod(entry["shape"]) * packed.get(name.rsplit(".", 1)[-1], 1)
+            size = math.prod(entry["shape"]) * numbers_per_stored(name, entry["dtype"], quantisation)
             num_params += size
             stored[entry["dtype"]] = stored.get(entry["dtype"], 0) + size
     if not num_params:
         raise UserError(f"{location}: its weight files hold no numbers; download it again")
     stored_dtype = max(stored, key=lambda name: stored[name])
-    compute_dtype = resolve_dtype(dtype, stored_dtype, device)
+    compute_dtype = own_dtype(config) or resolve_dtype(dtype, stored_dtype, device)
     return {
         "architecture": shape.architecture,
         "layers": layer_kinds(config),
@@ -88,27 +91,6 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
         "kv_bytes_per_token": kv_bytes_per_token(config, 4 if compute_dtype == "float32" else 2),
         "shape": dataclasses.asdict(shape),
     }
-
-
-def _packing(quantization: Any) -> dict[str, int]:
-    """Numbers that one stored number stands for, by the ending of a tensor's name; scales and zero points are none.
-
-    quantization: `quantization_config` of config.json, or None. Where the width is not said, four bits are assumed.
-    """
-    if not quantization:
-        return {}
-    settings = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
-    groups = settings.get("config_groups") or {}
-    widths = [group["weights"]["num_bits"] for group in groups.values() if (group.get("weights") or {}).get("num_bits")]
-    per_word = 32 // int(settings.get("bits") or settings.get("w_bit") or min(widths, default=4))
-    return {**dict.fromkeys(_BESIDE_WEIGHTS, 0), "weight_packed": per_word, "qweight": per_word}
-
-
-_BESIDE_WEIGHTS = (
-    *("weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale"),
-    *("scales", "qzeros", "g_idx"),
-)
-"""Last parts of the names of tensors that quantisation stores beside the weights."""
 
 
 def read_config(folder: Path, *, location: str, trust_remote_code: bool) -> Any:

@@ -18,8 +18,9 @@ from components.contract import Target, UserError
 from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype
 from components.targets.forward.architecture import check_shapes, is_supported
 from components.targets.forward.llama import FastTarget
-from components.targets.forward.transformers_model import TransformersTarget
+from components.targets.forward.transformers_model import TransformersTarget, is_plain
 from components.targets.interface import AbstractTarget
+from components.targets.quantised import check_all_read, check_loader, check_scales, own_dtype, quantisation_of
 from components.targets.shape import TargetShape, check_tap_layers, shape_of
 from components.targets.source import open_record
 from components.tensor_files import headers_in
@@ -53,12 +54,15 @@ def open_target(
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     location, trust = str(record["model"]), bool(record["trust_remote_code"])
     config = read_config(folder, location=location, trust_remote_code=trust)
+    check_loader(config, location)
     shape = shape_of(config, location, tapped=tapped)
     taps = shape.tap_layers if tap_layers is None else check_tap_layers(tap_layers, shape.num_layers, location)
     files = _tensor_files(folder, location)
     dtype_name = record["dtype"] if dtype == "auto" and record["dtype"] else resolve_dtype(dtype, files.dtype, device)
-    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype_name]
-    if kernel != "transformers" and is_supported(config, shape, set(files.by_name)):
+    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[own_dtype(config) or dtype_name]
+    quantised = bool(quantisation := quantisation_of(config))
+    check_scales(files.dtypes, quantisation, location)
+    if kernel != "transformers" and not quantised and is_supported(config, shape, set(files.by_name)):
         check_shapes(config, shape, files.shapes, location)
         fast = FastTarget(
             config,
@@ -73,10 +77,12 @@ def open_target(
         fast.folder, fast.tap_layers = folder, taps
         return fast
     _check_layers(shape, files.by_name, location)
-    if not getattr(config, "quantization_config", None):
+    if not quantised:
         _check_types(files.dtypes, location)
-    model = transformers_model(folder, config, torch_dtype, trust, location)
-    wrapped = TransformersTarget(model.to(device).eval().requires_grad_(False), shape, location=location)
+    placed = {"": device} if quantised and device != "cpu" else None  # some loaders cannot be moved afterwards
+    model = transformers_model(folder, config, torch_dtype, trust, location, placed)
+    model = model if placed else model.to(device)
+    wrapped = TransformersTarget(model.eval().requires_grad_(False), shape, location=location)
     wrapped.folder, wrapped.tap_layers = folder, taps
     return wrapped
 
@@ -106,8 +112,13 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
             raise UserError(f"{location}: {name} is of {dtype}, which no weight is; download it again")
 
 
-def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str) -> Any:
-    """The model as transformers loads it. Raises UserError for a missing weight, which it would initialise."""
+def transformers_model(
+    folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str, placed: dict[str, str] | None = None
+) -> Any:
+    """The model as transformers loads it, onto device_map `placed`.
+
+    Raises UserError for a missing weight, which it would initialise, and for scales that it does not read.
+    """
     kind = AutoModelForImageTextToText if has_text_part(config) else AutoModelForCausalLM
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the errors below say it in one line
@@ -117,6 +128,7 @@ def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: boo
             dtype=dtype,
             trust_remote_code=trust,
             use_safetensors=True,
+            device_map=placed,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -124,7 +136,7 @@ def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: boo
         raise UserError(f"{location}: transformers cannot load it ({message_of(error)})") from error
     finally:
         logging.set_verbosity(verbosity)
-    if getattr(config, "quantization_config", None) and not getattr(model, "is_quantized", False):
+    if quantisation_of(config) and not getattr(model, "is_quantized", False):
         for weight in model.parameters():  # not the buffers: rotations stay in float32
             weight.data = weight.data.to(dtype)  # a loader that dequantises leaves bfloat16
     if missing := sorted(loaded["missing_keys"]):
@@ -132,6 +144,7 @@ def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: boo
             f"{location}: its weight files lack {len(missing)} of the tensors that config.json asks for, first"
             f" {missing[0]}; download it again"
         )
+    check_all_read(loaded["unexpected_keys"], location)
     for name, tensor in model.state_dict().items():
         check_finite(tensor, f"{location}: {name}")
     return model
@@ -139,7 +152,7 @@ def transformers_model(folder: Path, config: Any, dtype: torch.dtype, trust: boo
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """Raises UserError for a weight with NaN or infinity: greedy decoding would always give the first token."""
-    if not tensor.is_floating_point() or tensor.itemsize == 1:
+    if not is_plain(tensor) or not tensor.is_floating_point() or tensor.itemsize == 1:
         return
     # The sum needs no mask; only where it is not finite (it may have overflowed) each number is checked.
     if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):

@@ -25,8 +25,9 @@ from components.drafts.network.layers import head_rows, rows_unlike
 from components.drafts.settings import settings_class
 from components.drafts.storage.quantisation import Packed
 from components.engines.profiles import TargetFacts
-from components.outside_json import JsonObject
+from components.outside_json import JsonObject, read_object
 from components.publish.formats.checkpoint import WEIGHTS, Checkpoint, Config, Spec, tensors_in
+from components.targets.config import MAX_CONFIG_BYTES
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.shape import TapLayers, TargetShape
@@ -66,13 +67,15 @@ class Source:
 
     def embedding(self) -> Tensor:
         """The token embedding [V, H]."""
-        return self.target.embedding if self.target is not None else self._read_stored(EMBEDDING)
+        if self.target is None and not self._is_quantised:
+            return self._read_stored(EMBEDDING)
+        return self.loaded_target().embedding
 
     def head(self) -> Tensor:
         """The LM head [V, H]; it is the embedding where the two are tied."""
-        if self.target is not None:
-            return head_rows(self.target, torch.arange(self.shape.vocab_size))
-        return self._read_stored(EMBEDDING if self.shape.tie_word_embeddings else HEAD)
+        if self.target is None and not self._is_quantised:
+            return self._read_stored(EMBEDDING if self.shape.tie_word_embeddings else HEAD)
+        return head_rows(self.loaded_target(), torch.arange(self.shape.vocab_size))
 
     def loaded_target(self) -> AbstractTarget:
         """The target, loaded in float32 on the first call where the caller gave none."""
@@ -82,6 +85,13 @@ class Source:
     def _loaded(self) -> AbstractTarget:
         assert self.folder is not None
         return open_target(self.folder, dtype="float32", kernel="plain")
+
+    @functools.cached_property
+    def _is_quantised(self) -> bool:
+        """Whether what its files hold must be dequantised, as its loader does."""
+        assert self.folder is not None
+        config = read_object(self.folder / "config.json", MAX_CONFIG_BYTES)
+        return "quantization_config" in {**config, **(config.get("text_config") or {})}
 
     def _read_stored(self, endings: tuple[str, ...]) -> Tensor:
         expected_shape = [self.shape.vocab_size, self.shape.hidden_size]

@@ -8,6 +8,7 @@ in between. A model whose logits differ is refused, since its drafts could not b
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from components.contract import UserError
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
 from components.targets.forward.slot_cache import SlotCache, cache_layers, mask_plan
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
+from components.targets.quantised import remark_on_rounding
 from components.targets.shape import TapLayers, TargetShape
 from components.text import message_of
 
@@ -77,7 +79,7 @@ class TransformersTarget(AbstractTarget):
         if not _close(in_pieces, whole.logits):
             raise UserError(
                 f"{location}: {shape.architecture} gives other logits when tokens come in pieces and drafts are"
-                " dropped; its layers cannot verify draft tokens"
+                f" dropped; its layers cannot verify draft tokens{remark_on_rounding(model.config)}"
             )
 
     def _find_parts(self, ids: Tensor, location: str, empty: list[Any]) -> None:
@@ -295,7 +297,18 @@ class TransformersTarget(AbstractTarget):
     @property
     def embedding(self) -> Tensor:
         weight: Tensor = self.model.get_input_embeddings().weight
-        return weight
+        return weight if is_plain(weight) else self._dequantised_embedding
+
+    @functools.cached_property
+    def _dequantised_embedding(self) -> Tensor:
+        ids = torch.arange(self.shape.vocab_size, device=self.device)
+        rows: Tensor = nn.functional.embedding(ids, self.model.get_input_embeddings().weight)
+        return rows.to(self.dtype)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it holds its own numbers; quantised tensors of torchao are of classes that compute theirs."""
+    return type(tensor) in (Tensor, nn.Parameter)
 
 
 _TRIAL = 9

@@ -16,7 +16,6 @@ from tiny_families import make_family
 from tiny_targets import make_tiny_target
 
 from components.contract import UserError
-from components.targets.config import facts_of
 from components.targets.load import open_target, open_tokenizer
 
 
@@ -145,23 +144,3 @@ def test_a_target_in_fp8_says_what_its_dequantised_weights_say(dtype: Any, tmp_p
     assert quantised.logits is not None and quantised.taps is not None
     torch.testing.assert_close(quantised.logits, expected.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(quantised.taps, expected.taps, rtol=1e-5, atol=1e-5)
-
-
-def test_scales_are_no_parameters_and_packed_numbers_count_each(tmp_path: Path) -> None:
-    """Eight numbers of four bits stand in one stored integer."""
-    folder = make_family("qwen3", tmp_path / "packed")
-    facts: dict[str, Any] = {"location": "here", "trust_remote_code": False, "dtype": "auto", "device": "cpu"}
-    num_params = facts_of(folder, **facts)["num_params"]
-    tensors = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if "_proj.weight" in name:
-            rows, width = weight.shape
-            tensors[f"{name}_packed"] = torch.zeros(rows, width // 8, dtype=torch.int32)
-            tensors[f"{name}_scale"] = torch.ones(rows, width // 16)
-            tensors[f"{name}_shape"] = torch.tensor([rows, width])
-        else:
-            tensors[name] = weight
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 16}}}
-    changed_config(quantization_config={"quant_method": "compressed-tensors", "config_groups": groups})(folder)
-    assert facts_of(folder, **facts)["num_params"] == num_params
