@@ -221,7 +221,7 @@ class StopChoice:
     gain: float
     gain_lo: float
     gain_hi: float
-    chosen: bool  # whether the gain is above 1 with the confidence that was asked for
+    chosen: bool  # whether the gain (the measured one, where there is one) is above 1 with the confidence asked for
     al: float  # tokens a round
     drafted: float  # draft tokens verified a round
     share_of_oracle: float  # of the speed of somebody who knows what will be accepted
@@ -235,6 +235,11 @@ class StopChoice:
     calibration: list[list[list[float]]]
     draft_from: list[float]
     verify_from: list[float]
+    gain_meas: float | None = None  # while decoding, arms in turns; None: not measured
+    meas_lo: float | None = None
+    meas_hi: float | None = None
+    num_prompts_meas: int = 0
+    divergences: int = 0  # outputs that differ from plain decoding beyond a tie
 
     @property
     def rule(self) -> StopRule:
@@ -246,10 +251,15 @@ class StopChoice:
     def summary_line(self) -> str:
         """The result in one line."""
         conclusion = "stop by confidence" if self.chosen else f"keep the fixed depth {self.fixed_depth}"
+        measured = (
+            f", measured {self.gain_meas:.3f}x [{self.meas_lo:.3f}, {self.meas_hi:.3f}] over {self.num_prompts_meas}"
+            if self.gain_meas is not None
+            else ""
+        )
         return (
-            f"{self.method}: chains that end by confidence reach {self.gain:.3f}x [{self.gain_lo:.3f}, "
-            f"{self.gain_hi:.3f}] the speed of depth {self.fixed_depth}, {self.drafted:.1f} draft tokens a round, over "
-            f"{self.num_prompts} prompts: {conclusion}"
+            f"{self.method}, batch size {self.batch_size}: chains that end by confidence reach {self.gain:.3f}x "
+            f"[{self.gain_lo:.3f}, {self.gain_hi:.3f}] the speed of depth {self.fixed_depth}, {self.drafted:.1f} draft "
+            f"tokens a round, over {self.num_prompts} prompts{measured}: {conclusion}"
         )
 
 

@@ -421,6 +421,37 @@ class DepthChoice(PredictionKey):
 
 
 @dataclass(frozen=True)
+class StopRun:
+    """One timed generation beside others of the same prompt: does ending chains by confidence pay while decoding?
+
+    arm: plain (decoding without a drafter) | fixed (chains of depth_k) | stop (chains of at most depth_k that end by
+    confidence). tokens and elapsed_ns are those after the first token, as the clock had them; arms took turns.
+    """
+
+    session_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    arm: str
+    depth_k: int
+    prompt_id: str
+    workload: str
+    batch_size: int
+    process: int
+    rep: int
+    tokens: int
+    elapsed_ns: int
+    num_rounds: int
+    num_drafted: int
+    num_accepted: int
+    identical: bool | None  # against plain decoding; None for plain itself
+    tie: bool | None  # where they differ: whether every token is the target's own choice, up to rounding noise
+    dtype: str
+    kernel: str
+    num_threads: int
+
+
+@dataclass(frozen=True)
 class QualityFlag:
     """A named reason to doubt a number, with its value. severity: info | warning | fault."""
 
@@ -473,6 +504,7 @@ TABLES: dict[str, type[Any]] = {
     "drift": Drift,
     "acceptance_change": AcceptanceChange,
     "acceptance_by_language": AcceptanceByLanguage,
+    "stop_run": StopRun,
     "quality_flag": QualityFlag,
     "engine_acceptance": EngineAcceptance,
     "engine_comparison": EngineComparison,

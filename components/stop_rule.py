@@ -24,6 +24,8 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from components.outside_json import JsonObject
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -58,6 +60,12 @@ class StopRule:
     def __post_init__(self) -> None:
         assert len(self.calibration) == len(self.draft_from) == len(self.verify_from) > 0
         assert self.draft_from[0] == 0.0, "the first pass always runs"
+
+    @classmethod
+    def of_json(cls, fields: JsonObject) -> StopRule:
+        """The rule whose fields were written as JSON."""
+        curves = tuple(Calibration(tuple(of["confidence"]), tuple(of["accepted"])) for of in fields["calibration"])
+        return cls(curves, tuple(fields["draft_from"]), tuple(fields["verify_from"]))
 
     @property
     def depth(self) -> int:

@@ -189,6 +189,47 @@ def compare_end_to_end(
     return run(**arguments)
 
 
+def compare_stop(
+    target: Target,
+    drafts: list[Draft],
+    prompts: Prompts,
+    policy: DepthPolicy,
+    tuning: Measurements | None = None,
+    *,
+    num_prompts: Annotated[int, Field(ge=1)] = 32,
+    max_new_tokens: Annotated[int, Field(ge=2)] = 128,
+    precision: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02,
+    seconds: Annotated[float, Field(gt=0.0)] = 120.0,
+    num_processes: Annotated[int, Field(ge=1, le=100)] = 3,
+    num_warm_up: Annotated[int, Field(ge=1)] = 2,
+    dtype: Dtype = "float32",
+    num_threads: Annotated[int, Field(ge=0)] = 0,
+    ctx: Context,
+    machine: Machine,
+) -> Measurements:
+    """Time chains that end by the drafter's confidence against chains of its best fixed depth, in turns.
+
+    Args:
+        target: the large model.
+        drafts: the drafters to compare.
+        prompts: its `test` split is timed, its `warm_up` split runs first and does not count.
+        policy: with the rules of speedup.choose_stop; each is measured at the batch size it was fitted for.
+        tuning: threads and kernels that bench.autotune chose; without it this step chooses for itself.
+        num_prompts: test prompts to use, evenly over the split.
+        max_new_tokens: the longest answer, in tokens; the first one comes from the prefill.
+        precision: half-width of the 95 % interval of a speed ratio at which two ways are told apart well enough.
+        seconds: time for measuring, shared by the batch sizes; what is open by then gets as much again, once.
+        num_processes: fresh processes at least.
+        num_warm_up: warm-up prompts that every arm decodes before time counts.
+        dtype: arithmetic of target and drafters.
+        num_threads: threads that torch uses; 0 times 1 and all, and takes what decodes plainly fastest.
+    """
+    arguments = locals().copy()
+    from components.bench.end_to_end.stop_arms import compare_stop as run
+
+    return run(**arguments)
+
+
 def measure_llama_cpp(
     target: Target,
     prompts: Prompts,

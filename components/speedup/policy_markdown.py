@@ -118,8 +118,8 @@ def _is_of_choice(row: DepthEval, choice: DepthChoice) -> bool:
 def stop_cells(stops: Iterable[StopChoice]) -> Table:
     """A table with one line for each stop rule: against the best fixed depth, and a single threshold beside it."""
     header = [
-        "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "of the oracle",
-        "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "chosen",
+        "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "measured gain",
+        "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "chosen",
     ]  # fmt: skip
     rows = [
         [
@@ -130,6 +130,7 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
             f"{s.speedup_fixed:.2f}x",
             f"{s.speedup:.2f}x",
             f"{s.gain:.3f}x [{s.gain_lo:.3f}, {s.gain_hi:.3f}]",
+            "-" if s.gain_meas is None else f"{s.gain_meas:.3f}x [{s.meas_lo:.3f}, {s.meas_hi:.3f}]",
             f"{s.share_of_oracle:.2f}",
             f"{s.al:.2f}",
             f"{s.drafted:.2f}",

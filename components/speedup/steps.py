@@ -63,13 +63,35 @@ def choose_stop(
     Args:
         policy: the depths that the speedup model chose; the result is the same policy with the rules.
         acceptance: acceptance maps with confidences, one measurement for each drafter.
-        cost: step times of the same drafters, as choose_depth takes them; those of the smallest batch size count.
+        cost: step times of the same drafters, as choose_depth takes them; every batch size gets a rule of its own.
         confidence: probability with which the rule must be faster than the best fixed depth to be chosen.
         num_draws: draws of prompts and processes behind each interval.
         include_host: count measured sampling and bookkeeping time.
     """
     arguments = locals().copy()
     from components.speedup.stop_choice import choose_stop as run
+
+    return run(**arguments)
+
+
+def confirm_stop(
+    policy: DepthPolicy,
+    measured: Measurements,
+    *,
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95,
+    num_draws: Annotated[int, Field(ge=200, le=50_000)] = 2000,
+    ctx: Context,
+) -> DepthPolicy:
+    """Add what the rules that end chains gained while decoding; a rule stays chosen where that gain is sure.
+
+    Args:
+        policy: with the rules of choose_stop.
+        measured: chains that the rules end beside chains of the best fixed depth, by bench.compare_stop.
+        confidence: probability with which a rule must have been faster than the best fixed depth to be chosen.
+        num_draws: draws of prompts and processes behind each interval.
+    """
+    arguments = locals().copy()
+    from components.speedup.stop_choice import confirm_stop as run
 
     return run(**arguments)
 

@@ -1,9 +1,11 @@
 """Step `speedup.choose_stop`: does a rule that ends chains by confidence beat the best fixed depth, and by how much?
 
-For each drafter a rule is fitted (stop_fitting.py) and replayed beside its best fixed depth, over the same prompts at
-the costs of the smallest batch size that was measured. Each prompt is judged by a rule that was fitted without it,
-while the fixed depth is the best one of all the prompts: the comparison favours the fixed depth. Both emit the same
-tokens, so the gain is the quotient of their times; prompts and processes are drawn alike for both.
+For each drafter and batch size a rule is fitted (stop_fitting.py) and replayed beside its best fixed depth, over the
+same prompts. Each prompt is judged by a rule that was fitted without it, while the fixed depth is the best one of all
+the prompts: the comparison favours the fixed depth. Both emit the same tokens, so the gain is the quotient of their
+times; prompts and processes are drawn alike for both. In a batch a sequence is taken to pay its own share of a pass, as
+where an engine verifies the draft tokens of all sequences side by side without padding; the loop of decoding/batch.py
+pads to the longest chain, so that less is gained there, which `confirm_stop` tells from measured runs.
 
 The rule that is written is fitted to all prompts. llama.cpp's `p_min` with its best depth is judged in the same way, as
 what an engine with a single threshold would make of the confidences.
@@ -21,9 +23,10 @@ import numpy as np
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.methods import METHODS
 from components.policy import StopChoice, extended, read_policy
-from components.rows import AcceptanceMap
+from components.rows import AcceptanceMap, StopRun, grouped, read_rows
 from components.speedup.bootstrap import Estimate, Floats, draw_weights, ratio_influence, sample_of
 from components.speedup.choose import Evidence, cells_of, valid_cells, valid_maps
+from components.speedup.comparison.paired import speed_ratio
 from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import CostTable
 from components.speedup.prediction.predict import Rule, cost_factors
@@ -71,12 +74,62 @@ def choose_stop(
     for index, maps in enumerate(able[key] for key in sorted(able)):
         session, cells = cells_of(maps[0], cells_by_source)
         evidence = Evidence(maps, cells, None, None, {}, rule, ctx.seed, session)
-        stops.append(stop_choice(evidence, evidence.batch_sizes()[0]))
-        ctx.note(stops[-1].summary_line)
+        for batch_size in evidence.batch_sizes():
+            stops.append(stop_choice(evidence, batch_size))
+            ctx.note(stops[-1].summary_line)
         ctx.progress(index + 1, len(able), "drafters")
     content = extended(replace(read_policy(policy.path), stops=[]), stops=stops)
     write_policy(ctx.out, content)
     return DepthPolicy.of_step(ctx, policy_summary(content))
+
+
+def confirm_stop(
+    policy: DepthPolicy, measured: Measurements, *, confidence: float, num_draws: int, ctx: Context
+) -> DepthPolicy:
+    """The step `speedup.confirm_stop`; its settings are explained in components/speedup/steps.py."""
+    content, runs = read_policy(policy.path), read_rows(measured.path, StopRun)
+    if not content.stops or not runs:
+        raise UserError("confirm_stop: takes a policy of speedup.choose_stop and rows of bench.compare_stop")
+    stops = [_confirmed(stop, runs, confidence, num_draws, ctx.seed) for stop in content.stops]
+    for stop in stops:
+        ctx.note(stop.summary_line)
+    content = extended(replace(content, stops=[]), stops=stops)
+    write_policy(ctx.out, content)
+    return DepthPolicy.of_step(ctx, policy_summary(content))
+
+
+def _confirmed(
+    stop: StopChoice, runs: Sequence[StopRun], confidence: float, num_draws: int, seed: int
+) -> StopChoice:
+    """The rule with its measured gain; as it is where it was not measured."""
+    of_drafter = [r for r in runs if (r.draft_key, r.batch_size) == (stop.draft_key, stop.batch_size)]
+    stopped, fixed = (
+        [r for r in of_drafter if (r.arm, r.depth_k) == arm]
+        for arm in (("stop", stop.rule.depth), ("fixed", stop.fixed_depth))
+    )
+    processes = sorted({r.process for r in of_drafter})
+    ratio = speed_ratio(_timed(stopped), _timed(fixed), processes, num_draws, seed)
+    if ratio is None:
+        return stop
+    low, high = ratio.ratio.interval()
+    p_above = ratio.ratio.p_above(1.0)
+    return replace(
+        stop,
+        gain_meas=ratio.ratio.value,
+        meas_lo=low,
+        meas_hi=high,
+        num_prompts_meas=len(ratio.prompts),
+        divergences=sum(r.identical is False and not r.tie for r in stopped),
+        chosen=ratio.ratio.is_decisive and p_above is not None and p_above >= confidence,
+    )
+
+
+def _timed(runs: Sequence[StopRun]) -> dict[tuple[str, int], tuple[float, float]]:
+    """(prompt, process) -> tokens and time of its runs."""
+    return {
+        key: (float(sum(r.tokens for r in of_one)), float(sum(r.elapsed_ns for r in of_one)))
+        for key, of_one in grouped((r for r in runs if r.tokens), lambda r: (r.prompt_id, r.process)).items()
+    }
 
 
 def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:

@@ -29,8 +29,10 @@ from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import CommittedPositions, Proposal, Proposer, Sampling, TreeProposer
 from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
+from components.outside_json import JsonObject
 from components.policy import read_policy
 from components.rows import ALL
+from components.stop_rule import StopRule
 from components.targets.interface import AbstractTarget, check_verifies_trees
 
 EDGE_DEPTHS = (3, 7)
@@ -45,7 +47,7 @@ class Arm:
 
     method: "none" for plain decoding. draft_key: "" without a trained drafter. A depth of 0 with a drafter: loaded, but
     off (arms.py). on_rival: plain decoding on the plain kernels, the second baseline. tree_budget: draft tokens
-    verified in a pass of a tree (depth is then the tree's); None for a chain.
+    verified in a pass of a tree (depth is then the tree's); None for a chain. stop: ends chains before `depth`.
     """
 
     method: str
@@ -53,6 +55,13 @@ class Arm:
     depth: int
     on_rival: bool = False
     tree_budget: int | None = None
+    stop: StopRule | None = None
+
+    @classmethod
+    def of_json(cls, fields: JsonObject) -> Arm:
+        """The arm whose fields were written as JSON."""
+        stop = fields["stop"]
+        return cls(**{**fields, "stop": None if stop is None else StopRule.of_json(stop)})
 
     @property
     def is_plain(self) -> bool:
@@ -76,6 +85,8 @@ class Arm:
             return "plain on plain kernels" if self.on_rival else "plain"
         if self.tree_budget is not None:
             return f"{self.method} k={self.depth} tree of {self.tree_budget}"
+        if self.stop is not None:
+            return f"{self.method} k<={self.depth} by confidence"
         return f"{self.method} k={self.depth}" if self.depth else f"{self.method} off"
 
     @property

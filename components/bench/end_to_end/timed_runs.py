@@ -259,8 +259,11 @@ def steady_round_ns(group_runs: Sequence[GroupRun]) -> dict[tuple[int, Arm, int]
 def steady_share(run: ArmRun, kinds: Kinds) -> float:
     """The factor from a generation's time to its steady time, in which whole-batch rounds take the time of their kind.
 
-    The first round, which processes the prompt, and those of an emptying batch count as measured.
+    The first round, which processes the prompt, and those of an emptying batch count as measured, as do all rounds of a
+    chain that ends by confidence: how many passes its drafter ran is not known from its draft tokens.
     """
+    if run.arm.stop is not None:
+        return 1.0
     total = sum(sum(turn.round_ns) for turn in run.slices)
     rounds = [pair for turn in run.whole_slices() for pair in zip(turn.round_ns, turn.drafted, strict=True)]
     saved = sum(ns - kinds[drafted] for ns, drafted in rounds)

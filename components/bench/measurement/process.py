@@ -265,7 +265,7 @@ class MeasuringProcess:
         opened = functools.partial(open_target, target, device=order["device"], dtype=order["dtype"])
         self.target: AbstractTarget = opened(kernel=order["kernel"])
         self.rival = opened(kernel="plain") if order["rival"] else None
-        self.arms = [Arm(**arm) for arm in order["arms"]]
+        self.arms = [Arm.of_json(arm) for arm in order["arms"]]
         self.drafters: dict[str, Drafter] = {}
         for entry in order["drafts"]:
             draft = Draft(key=entry["key"], path=Path(entry["path"]))
@@ -340,11 +340,11 @@ class MeasuringProcess:
 
         def alone(turn_clock: Clock) -> Rounds[list[Decoded]]:
             session = self._session(arm, target, len(contexts[0]) + num_tokens + arm.rows_of_pass)
-            settings = {"depth": arm.depth_of_loop, "session": session, "clock": turn_clock, **limits}
+            settings = {"depth": arm.depth_of_loop, "session": session, "clock": turn_clock, "stop": arm.stop, **limits}
             return [(yield from decode_rounds(timed_target, proposer, contexts[0], **settings))]
 
         def together(turn_clock: Clock) -> Rounds[list[Decoded]]:
-            settings = {"depth": arm.depth_of_loop} if shape is None else {"shape": shape}
+            settings = {"depth": arm.depth_of_loop, "stop": arm.stop} if shape is None else {"shape": shape}
             return (yield from batch_rounds(timed_target, proposer, contexts, clock=turn_clock, **settings, **limits))
 
         return Generation(alone if len(contexts) == 1 and shape is None else together, probe, self.clock)
