@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from components.policy import Gate, MeasuredArm, RankedDrafter, WeightsCost, Winner
+from components.policy import Gate, MeasuredArm, RankedDrafter, StopChoice, WeightsCost, Winner
 from components.rows import (
     ALL,
     AcceptanceChange,
@@ -249,6 +249,27 @@ def comparison_table(comparisons: Iterable[PairedComparison]) -> Table:
             "ratio": lambda c: f"{c.ratio:.3f} [{c.lo:.3f}, {c.hi:.3f}]",
             "prompts": lambda c: str(c.num_prompts),
             "verdict": lambda c: c.verdict.replace("_", " "),
+        },
+    )
+
+
+def stop_table(stops: Iterable[StopChoice], roles: Mapping[str, str]) -> Table:
+    """Chains that end by confidence against chains of the best fixed depth, and a single threshold beside them."""
+    return Table.of(
+        stops,
+        {
+            "drafter": lambda s: drafter_name(s.method, s.draft_key, roles),
+            "batch": lambda s: str(s.batch_size),
+            "fixed depth": lambda s: f"{s.fixed_depth}: {s.speedup_fixed:.2f}x",
+            "by confidence": lambda s: f"{s.drafted:.1f} drafts: {s.speedup:.2f}x",
+            "gain, predicted": lambda s: format_estimate(s.gain, s.gain_lo, s.gain_hi),
+            "gain, measured": lambda s: format_estimate(s.gain_meas, s.meas_lo, s.meas_hi),
+            "prompts": lambda s: f"{s.num_prompts} / {s.num_prompts_meas or '-'}",
+            "of the oracle": lambda s: format_percent(s.share_of_oracle),
+            "calibration error": lambda s: f"{s.calibration_error:.3f}",
+            "p_min (depth)": lambda s: f"{s.p_min:.2f} ({s.p_min_depth})",
+            "its gain": lambda s: format_estimate(s.p_min_gain, s.p_min_gain_lo, s.p_min_gain_hi),
+            "chosen": lambda s: "by confidence" if s.chosen else "fixed depth",
         },
     )
 

@@ -98,9 +98,7 @@ def confirm_stop(
     return DepthPolicy.of_step(ctx, policy_summary(content))
 
 
-def _confirmed(
-    stop: StopChoice, runs: Sequence[StopRun], confidence: float, num_draws: int, seed: int
-) -> StopChoice:
+def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num_draws: int, seed: int) -> StopChoice:
     """The rule with its measured gain; as it is where it was not measured."""
     of_drafter = [r for r in runs if (r.draft_key, r.batch_size) == (stop.draft_key, stop.batch_size)]
     stopped, fixed = (

@@ -74,7 +74,7 @@ def compare_stop(
         study.run(seconds / len(sizes), num_processes)
         studies.append(study)
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
-    rows = [row for study in studies for row in _stop_runs(study, target, tuned.kernel, shared, ctx)]
+    rows = [row for study in studies for row in _stop_runs(study, target, tuned.kernel, dtype, shared, ctx)]
     write_rows(ctx.out, rows)
     facts = {"kernel": tuned.kernel, "num_threads": tuned.num_threads, "machine_id": machine.machine_id}
     return Measurements.of_step(
@@ -97,10 +97,12 @@ def arms_of(stops: Sequence[StopChoice]) -> list[Arm]:
     return [PLAIN, *dict.fromkeys(arm for pair in pairs for arm in pair)]
 
 
-def _stop_runs(study: Study, target: Target, kernel: str, shared: Conditions, ctx: Context) -> list[StopRun]:
+def _stop_runs(
+    study: Study, target: Target, kernel: str, dtype: Dtype, shared: Conditions, ctx: Context
+) -> list[StopRun]:
     runs = timed_runs(study.group_runs)
     with clock.threads(shared.num_threads):
-        model = open_target(target, device=ctx.device, dtype=shared.dtype, kernel=kernel)
+        model = open_target(target, device=ctx.device, dtype=dtype, kernel=kernel)
         requests = request_rows(runs, model, shared)
     return [
         StopRun(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from components.policy import AcceptanceSummary, MeasuredArm
+from components.policy import AcceptanceSummary, MeasuredArm, StopChoice
 from components.report.charts.svg import Point, Series, bar_chart, line_chart
 from components.rows import CostCell, DepthChoice, DepthEval
 
@@ -92,6 +92,21 @@ def acceptance_chart(summary: AcceptanceSummary) -> str:
     ]
     return line_chart(
         series, f"position of the draft (rounds of depth {summary.depth_k})", "acceptance", unit=" %", from_zero=True
+    )
+
+
+def reliability_chart(stop: StopChoice) -> str:
+    """Predicted beside observed acceptance of held-out draft tokens, in bins of as many tokens by prediction."""
+    predicted, observed = (
+        [Point(i, 100 * of_bin[which]) for i, of_bin in enumerate(stop.reliability)] for which in (0, 1)
+    )
+    return line_chart(
+        [Series("predicted", "pred", "line", predicted), Series("observed", "meas", "dots", observed)],
+        "draft tokens by predicted acceptance, a tenth each",
+        "acceptance",
+        unit=" %",
+        from_zero=True,
+        x_labels=[f"{of_bin[0]:.0%}" for of_bin in stop.reliability],
     )
 
 

@@ -18,7 +18,14 @@ from components.html_pages import write_html
 from components.outside_json import JsonObject
 from components.policy import MeasuredArm, Mixture, Policy, read_policy
 from components.release_record import read_release
-from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
+from components.report.charts.depth import (
+    acceptance_chart,
+    cost_chart,
+    marginal_chart,
+    reliability_chart,
+    speedup_chart,
+    workload_chart,
+)
 from components.report.charts.export import write_pictures
 from components.report.pages.training_data import trained_on
 from components.report.summary import VERDICTS, summarise, verdict_in_words
@@ -38,6 +45,7 @@ from components.report.tables import (
     gate_table,
     method_title,
     ranking_table,
+    stop_table,
     weights_table,
 )
 from components.rows import (
@@ -131,6 +139,8 @@ def page_facts(
         "prefill": prefill_table(cells),
         "engines": _engine_lines(release) if release is not None else [],
         "comparisons": comparison_table(content.comparisons) if content.comparisons else None,
+        "stops": stop_table(content.stops, roles) if content.stops else None,
+        "reliability": [(s.method, s.draft_key, s.batch_size, reliability_chart(s)) for s in content.stops],
         "weights": weights_table(content.weights),
         "arms": arm_table(arms, roles) if arms else None,
         "arms_by_workload": arm_table([a for a in content.arms if a.workload != ALL], roles) if content.arms else None,
@@ -184,12 +194,14 @@ def charts_of(facts: JsonObject) -> dict[str, str]:
         name = f"{d['choice'].method}-{d['choice'].draft_key[:8]}-batch-{d['choice'].batch_size}"
         for kind in ("speedup", "cost", "acceptance", "marginal"):
             charts[f"{name}-{kind}"] = d[f"{kind}_chart"]
+    for method, draft_key, batch_size, chart in facts["reliability"]:
+        charts[f"{method}-{draft_key[:8]}-batch-{batch_size}-reliability"] = chart
     return charts
 
 
 def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
-    names = "choices edge contexts ranking cost_grids prefill comparisons tuning weights drift served arms"
+    names = "choices edge contexts ranking cost_grids prefill comparisons tuning weights drift served arms stops"
     named = (*names.split(), "arms_by_workload", "gate_table", "flags")
     tables = [(name.replace("_", "-"), facts[name]) for name in named]
     for d in facts["drafters"]:

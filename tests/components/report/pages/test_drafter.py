@@ -17,7 +17,7 @@ from components.contract import DepthPolicy, Measurements, Page, UserError
 from components.policy import read_policy
 from components.report.tables import arm_table
 from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
-from components.speedup import measure_tuning
+from components.speedup import choose_stop, measure_tuning
 from components.speedup.policy_markdown import write_policy
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -127,6 +127,24 @@ def test_titles_and_details_cannot_break_the_page(page: Callable[..., Page]) -> 
     assert 'A <b>"title"</b> & more' in text
     assert "<b>" not in source
     assert "drifted <by> 3.1 % & more" in text
+
+
+def test_a_rule_that_ends_chains_is_told_with_its_reliability(
+    page: Callable[..., Page], study: dict[str, Any], tmp_path: Path
+) -> None:
+    def confident(m: AcceptanceMap) -> AcceptanceMap:
+        positions = m.accepted[: m.num_tokens - 1]
+        return replace(m, confidence=[[0.9 if a > j else 0.4 for j in range(m.k_max)] for a in positions])
+
+    write_rows(tmp_path, [confident(m) for m in read_rows(study["acceptance"][0].path, AcceptanceMap)])
+    acceptance = [Measurements(key="m" * 64, path=tmp_path)]
+    ruled = choose_stop(study["policy"], acceptance, study["cost"], ctx=make_ctx(tmp_path / "ruled", "s" * 64))
+    source, text = read(page(policy=ruled))
+    (stop,) = read_policy(ruled.path).stops
+    assert stop.chosen, "such a confidence tells everything"
+    assert "Depth decided while drafting" in text and "by confidence" in text
+    assert f"{stop.gain:.2f}x [{stop.gain_lo:.2f}, {stop.gain_hi:.2f}]" in text
+    assert f"{stop.p_min:.2f} ({stop.p_min_depth})" in text and source.count("Is the confidence right?") == 1
 
 
 def tuned_by(path: Path, study: dict[str, Any], older: bool) -> Measurements:
