@@ -26,7 +26,6 @@ from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, python
 from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
-from components.methods import METHODS
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
 
@@ -41,7 +40,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     for method in ("dflash", "dspark")
     for width in (4, 8, 16)
     for from_anchor in (False, True)
-    if method in METHODS
 }
 
 
@@ -68,10 +66,12 @@ def differences(draft: Any, sample: dict[str, Tensor], theirs: dict[str, Tensor]
     rows = (theirs["anchors"][seen] - 1)[None]
     their_logits = theirs["logits"][seen][:, -draft.num_steps :]
     with torch.no_grad():
-        logits = torch.stack(draft.teacher_forced(batch, rows), 2)[0]
+        if "confidence" in theirs:
+            logits, confidence = (torch.stack(parts, 2)[0] for parts in zip(*draft.slots(batch, rows), strict=True))
+        else:
+            logits = torch.stack(draft.teacher_forced(batch, rows), 2)[0]
         found = {"logits": float((logits - their_logits).abs().max()), "largest_logit": float(their_logits.abs().max())}
         if "confidence" in theirs:
-            confidence = torch.stack(draft.confidences(batch, rows), 2)[0]
             found["confidence"] = float((confidence - theirs["confidence"][seen][:, -draft.num_steps :]).abs().max())
     return {"blocks": int(seen.sum()), **found}
 

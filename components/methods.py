@@ -14,6 +14,7 @@ from typing import Any, Literal
 MethodName = Literal[
     "dflash",
     "draft-model",
+    "dspark",
     "eagle1",
     "eagle3",
     "hass",
@@ -68,6 +69,11 @@ METHODS: dict[str, Method] = {
         settings_class="components.drafts.settings:DraftModelSettings",
         default_formats=("causal-lm",),
         gguf_base="causal-lm",
+    ),
+    "dspark": Method(
+        draft_class="components.drafts.methods.dspark:DSpark",
+        settings_class="components.drafts.settings:DSparkSettings",
+        reads_taps=True,
     ),
     "eagle1": Method(
         draft_class="components.drafts.methods.eagle1:Eagle1",

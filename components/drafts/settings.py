@@ -347,6 +347,29 @@ class DFlashSettings(EagleBlock):
         return self
 
 
+class DSparkSettings(DFlashSettings):
+    """DSpark: DFlash with draft tokens that see the one before, and a confidence for each."""
+
+    block_size: Annotated[int, Field(ge=2, le=17)] = 7
+    """Rows of a block: the newest token and the masks after it. It is denoised at this width only."""
+    sample_from_anchor: bool = True
+    """Whether the newest token's own row drafts too, as in DeepSpec: block_size draft tokens instead of one less."""
+    markov_rank: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Rank of the bias that a token has on the logits of the next."""
+    ce_weight: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of `loss`, which compares token distributions."""
+    tv_weight: Annotated[float, Field(ge=0)] = 0.9
+    """Weight of the total variation between them: the probability of a rejection."""
+    confidence_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the confidence's cross-entropy against the probability that the target keeps the token."""
+
+    @model_validator(mode="after")
+    def _weighs_by_decay(self) -> Self:
+        if self.slot_weights != "decay":
+            raise ValueError("slot_weights dpace weighs a cross-entropy alone: take method dflash, or decay")
+        return self
+
+
 class MtpSettings(DistilledBlock):
     """DeepSeek-V3's sequential modules, or the model's own module used again and again."""
 

@@ -341,7 +341,11 @@ NEEDS_NO_FILE = Served()
 COMMON_METHODS = {"draft-model": Served(("causal-lm",)), GIVEN_MODEL: NEEDS_NO_FILE, "ngram": NEEDS_NO_FILE}
 """Most engines serve an ordinary draft model, their own or ours, and prompt lookup."""
 NOT_WRITTEN = "its checkpoint is not written here in a format that engines read"
-NOWHERE = {"mtp-parallel": NO_TREE_OF_OURS, "lookahead": IN_OUR_LOOP, "dflash": NOT_WRITTEN}
+NOWHERE = {
+    "mtp-parallel": NO_TREE_OF_OURS,
+    "lookahead": IN_OUR_LOOP,
+    **dict.fromkeys(("dflash", "dspark"), NOT_WRITTEN),
+}
 MARLIN = (0, 32, 64, 128)
 """Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
 

@@ -66,13 +66,14 @@ class DraftSampler:
         """Whether the rule has ended all chains: no further pass is needed."""
         return None not in self.lengths
 
-    def sample(self, logits: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
         """Sample the next draft token of each, int64 [B], from logits [B, N]; see `scaled`.
 
+        confidence: [B], for the stop rule, of a drafter that has a head for it; it must not know the token to be drawn.
         A chain that the rule has ended draws nothing from its generator; its token is a filler that is never proposed.
         """
         if self.sampling.stop is not None:
-            self._apply(self.sampling.stop, logits)
+            self._apply(self.sampling.stop, confidence_of(logits) if confidence is None else confidence)
         if self.greedy:
             choice = logits.argmax(-1)
         else:
@@ -96,10 +97,10 @@ class DraftSampler:
         length = self.lengths[index]
         return length is None or length > len(self.tokens)
 
-    def _apply(self, rule: StopRule, logits: Tensor) -> None:
-        """End the chains that the rule ends before or after the draft token of these logits."""
+    def _apply(self, rule: StopRule, confidences: Tensor) -> None:
+        """End the chains that the rule ends before or after the draft token of these confidences, [B]."""
         step = len(self.tokens)
-        for index, confidence in enumerate(confidence_of(logits).tolist()):
+        for index, confidence in enumerate(confidences.tolist()):
             if self.lengths[index] is not None:
                 continue
             if step >= rule.depth:

@@ -46,9 +46,10 @@ from components.stop_rule import Calibration, StopRule
 from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TapLayers
 
-DEPTHS = {"dflash": 7, "p-eagle": 7}
+DEPTHS = {"dflash": 7, "dspark": 7, "p-eagle": 7}
 """Where a method climbs at another depth: all of P-EAGLE's guesses come from one pass, however many they are."""
 SETTINGS: dict[str, dict[str, Any]] = {
+    "dspark": {"loss": "hard_ce"},  # as medusa
     "eagle1": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
     "eagle3": {"ttt_steps": DEPTH},
     "hass": {"chain_depth": DEPTH, "feature_noise": 0.0, "token_weight": 1.0},
@@ -59,7 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lookahead": {"window": 4, "ngram_size": DEPTH + 1, "max_guesses": 3},
     "suffix": {"min_score": 0.0},  # it drafts where it expects little, too: sampled text repeats by chance
 }
-WITHOUT_FORMAT = ("dflash", "lookahead", "mtp-parallel", "ngram", "suffix")
+WITHOUT_FORMAT = ("dflash", "dspark", "lookahead", "mtp-parallel", "ngram", "suffix")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
 CHAINS = [name for name in METHODS if name != "lookahead"]

@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "draft_vocab_size": 128,
     "settings": {
         "dflash": {"block_size": 4, "max_anchors": 6},
+        "dspark": {"block_size": 3, "max_anchors": 6, "markov_rank": 16},
         "eagle3": {"ttt_steps": 3},
         "p-eagle": {"parallel_depth": 3, "num_layers": 2},
     },
