@@ -1,9 +1,10 @@
 """The rule that ends a chain of draft tokens before its depth, by the drafter's own confidence.
 
 Pass j of a drafter (j from 1) gives the distribution q_j of draft token j. Its confidence c_j is the probability of the
-likeliest token of q_j, at temperature 1 and before any cut. A calibration curve turns c_j into a_j, an estimate of the
-probability that the target accepts draft token j where it accepted those before it. Then s_j = a_1 a_2 ... a_j is the
-survival: the probability that draft token j is accepted at all. The rule compares it with two thresholds a depth:
+likeliest token of q_j, at temperature 1 and before any cut, or what a head of the drafter's own says before token j is
+drawn (DSpark). A calibration curve turns c_j into a_j, an estimate of the probability that the target accepts draft
+token j where it accepted those before it. Then s_j = a_1 a_2 ... a_j is the survival: the probability that draft token
+j is accepted at all. The rule compares it with two thresholds a depth:
 
 - draft token j is verified where s_j >= verify_from[j]; otherwise the chain ends before it;
 - pass j + 1 runs where s_j >= draft_from[j + 1]; otherwise the chain ends after draft token j.

@@ -48,7 +48,8 @@ class EveryPosition(NamedTuple):
     """Greedy proposals after every column of a text."""
 
     tokens: Tensor  # int64 [T - 1, depth]
-    confidence: Tensor | None  # float32 [T - 1, depth]: the probability of each token at temperature 1
+    confidence: Tensor | None
+    """float32 [T - 1, depth]: the probability of each token at temperature 1, or a head's estimate that it is kept"""
 
     @classmethod
     def of_steps(cls, steps: Sequence[tuple[Tensor, Tensor]]) -> EveryPosition:

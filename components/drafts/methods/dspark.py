@@ -167,7 +167,7 @@ class DSpark(BlockDraft):
                 before = self.draft_ids[logits.argmax(-1)]
                 steps.append((before, confidence.float().sigmoid()))
             parts.append(EveryPosition.of_steps(steps))
-        return EveryPosition.of_parts(parts)
+        return EveryPosition.concatenated(parts)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""
