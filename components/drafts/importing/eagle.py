@@ -100,7 +100,9 @@ class SpeculatorsReader(AbstractReader):
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         kind, section = found.config.get("speculators_model_type"), found.config.get(SECTION)
         if kind not in ("eagle3", "peagle"):
-            faults.add(f"speculators_model_type is {kind!r:.40}; of speculators' drafters eagle3 and peagle are read")
+            faults.add(
+                f"speculators_model_type is {kind!r:.40}; layout dflash reads dflash and dspark, this eagle3, peagle"
+            )
             faults.raise_any()
         if not isinstance(section, dict):
             faults.add(f"config.json has no {SECTION}, which holds the sizes")

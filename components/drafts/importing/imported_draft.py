@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from components.contract import Context, Draft, Target, UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint, find_checkpoint, require_room
 from components.drafts.importing.conventions import measure_agreement
+from components.drafts.importing.dflash import DFlashReader
 from components.drafts.importing.eagle import Eagle1Reader, Eagle3Reader, PEagleReader, SpeculatorsReader
 from components.drafts.importing.heads import MedusaReader
 from components.drafts.importing.language_model import LanguageModelReader
@@ -32,7 +33,7 @@ from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
 
 READERS: tuple[AbstractReader, ...] = (
-    *(SpeculatorsReader(), PEagleReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
+    *(DFlashReader(), SpeculatorsReader(), PEagleReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
     *(OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
 )
 """Every reader; a checkpoint is tried against them in this order."""
