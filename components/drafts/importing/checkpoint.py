@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -46,10 +47,20 @@ class FoundCheckpoint:
     storage: Storage | None = None
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Some of its tensors as they are stored; raises UserError where one cannot be read or holds NaN."""
+        """Some of its tensors as they are stored.
+
+        Raises:
+            UserError: one cannot be read or holds NaN, or the memory has no room for all of them in float32.
+        """
         tensors: dict[str, Tensor] = {}
         by_file: dict[Path, list[str]] = {}
-        for name in names:
+        wanted = list(names)
+        needed, free = 4 * self.num_elements(wanted), psutil.virtual_memory().available
+        if needed > free:
+            raise UserError(
+                f"{self.label}: takes {needed / 1e9:.1f} GB as float32, and {free / 1e9:.1f} GB of memory are free"
+            )
+        for name in wanted:
             module = name.removesuffix(WEIGHT)
             packed = self.storage is not None and module + PACKED in self.entries
             inside = (

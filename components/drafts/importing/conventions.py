@@ -25,6 +25,7 @@ from torch import Tensor
 from components.contract import Target
 from components.drafts.interface import AbstractDraft
 from components.drafts.methods.eagle1 import FeatureDraft
+from components.drafts.methods.mtp import Mtp
 from components.drafts.network.layers import BlockShape
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
@@ -40,6 +41,9 @@ ANSWER_TOKENS = 48
 """Most tokens of one answer."""
 FEWEST_TOKENS = 4
 """A prompt of fewer different tokens says nothing to a tokenizer of single words; random tokens take its place."""
+MOST_SQUARE = 8
+"""Most square weights of which each is tried transposed."""
+MEDUSA_HEAD = "medusa_head."
 CLEAR = 4.0
 """Standard errors by which a share must exceed another to be called better."""
 
@@ -216,9 +220,15 @@ def known_changes(network: AbstractDraft) -> Iterator[Change]:
     yield from _orders_of_taps(network, weights)
     yield from _neighbouring_taps(network)
     yield from _sizes_of_norms(weights)
+    yield from _transposed(weights)
+    yield from _heads(weights)
     yield from _positions(network, weights)
     if isinstance(on := getattr(network, "norm_before_residual", None), bool):
         yield Change(f"with norm_before_residual {'off' if on else 'on'}", attributes={"norm_before_residual": not on})
+    if isinstance(network, Mtp):
+        other = "pre_norm" if network.settings.first_hidden == "post_norm" else "post_norm"
+        settings = network.settings.model_copy(update={"first_hidden": other})
+        yield Change(f"with mtp_first_hidden {other}", attributes={"settings": settings})
     if isinstance(network, FeatureDraft):
         before: Callable[[Tensor, Tensor], Tensor] = lambda taps, last: last.float()  # noqa: E731 - takes a method's place
         yield Change("with the target's state before its last norm", attributes={"features": before})
@@ -287,6 +297,25 @@ def _sizes_of_norms(weights: Mapping[str, Tensor]) -> Iterator[Change]:
         yield Change("with one taken from the weights of norms", {name: weights[name] - 1.0 for name in norms})
     for name in norms:
         yield Change(f"with half of {name}", {name: weights[name] / 2.0})
+
+
+def _transposed(weights: Mapping[str, Tensor]) -> Iterator[Change]:
+    """Square weights, whose shape does not show that they are transposed; all of those there are few of."""
+    square = [name for name, weight in weights.items() if weight.ndim == 2 and weight.shape[0] == weight.shape[1]]
+    for name in square if len(square) <= MOST_SQUARE else []:
+        yield Change(f"with {name} transposed", {name: weights[name].T.clone()})
+
+
+def _heads(weights: Mapping[str, Tensor]) -> Iterator[Change]:
+    """Medusa heads in another order, whole or their LM heads alone: another one drafts the first token."""
+    first = {name.removeprefix(f"{MEDUSA_HEAD}0."): name for name in weights if name.startswith(f"{MEDUSA_HEAD}0.")}
+    head, number = [rest for rest in first if rest.endswith(".weight") and ".linear." not in rest], 1
+    while first and all(f"{MEDUSA_HEAD}{number}.{rest}" in weights for rest in first):
+        for what, parts in ((f"head {number}", [*first]), (f"the LM head of head {number}", head)):
+            tensors = {first[rest]: weights[f"{MEDUSA_HEAD}{number}.{rest}"].clone() for rest in parts}
+            if tensors:
+                yield Change(f"with {what} first", tensors)
+        number += 1
 
 
 def _positions(network: AbstractDraft, weights: Mapping[str, Tensor]) -> Iterator[Change]:

@@ -180,6 +180,9 @@ def _read_shared(
             f"d2t is missing, and lm_head.weight has {tensors['lm_head.weight'].shape[0]} rows, not a row for"
             f" each of the target's {shape.vocab_size} tokens"
         )
+    head, stated = tensors.get("lm_head.weight"), found.config.get("draft_vocab_size")
+    if head is not None and stated not in (None, head.shape[0]):
+        faults.add(f"draft_vocab_size is {stated!r:.40}, and lm_head.weight has {head.shape[0]} rows")
     mask_token = found.config.get("mask_token_id") if imported.method == "p-eagle" else None
     read_embedding(imported, target, faults, but=mask_token)
     pop_zero_biases(tensors, (), imported, faults)

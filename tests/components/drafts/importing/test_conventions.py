@@ -75,15 +75,29 @@ def turned_pairs(tensors: dict[str, Tensor]) -> None:
         )
 
 
+def from_zero(tensors: dict[str, Tensor]) -> None:
+    for name in tensors:
+        if name.endswith("norm.weight"):
+            tensors[name].sub_(1.0)
+
+
+def rolled(*names: str) -> Tensors:
+    """Weights whose inputs are moved on by one hidden state."""
+    return lambda tensors: tensors.update({name: tensors[name].roll(32, 1) for name in names})
+
+
+def doubled(name: str) -> Tensors:
+    return lambda tensors: tensors[name].mul_(2.0)
+
+
+def heads_exchanged(tensors: dict[str, Tensor]) -> None:
+    for rest in ("0.linear.weight", "0.linear.bias", "1.weight"):
+        swap(f"0.{rest}", f"1.{rest}")(tensors)
+
+
 MEANT_OTHERWISE: dict[str, tuple[Tensors, str]] = {
-    "norms from zero": (
-        lambda tensors: [tensors[name].sub_(1.0) for name in tensors if name.endswith("norm.weight")],
-        "with one added to the weights of norms",
-    ),
-    "order of taps": (
-        lambda tensors: tensors.update({"fc.weight": tensors["fc.weight"].roll(32, 1)}),
-        "with the tapped layers in the order (1, 2, 0)",
-    ),
+    "norms from zero": (from_zero, "with one added to the weights of norms"),
+    "order of taps": (rolled("fc.weight"), "with the tapped layers in the order (1, 2, 0)"),
     "gate and up": (swap(f"{LAYER}mlp.gate_proj.weight", f"{LAYER}mlp.up_proj.weight"), "with gate and up exchanged"),
     "norms exchanged": (
         swap(f"{LAYER}hidden_norm.weight", f"{LAYER}input_layernorm.weight"),
@@ -95,6 +109,49 @@ MEANT_OTHERWISE: dict[str, tuple[Tensors, str]] = {
     ),
     "rotary pairs": (turned_pairs, "with rotary pairs side by side"),
     "hidden state first": (hidden_first, "with the hidden state before the embedding"),
+}
+
+
+MTP, LAYERS = "model.layers.8.", "layers.0."
+OTHER_METHODS: dict[str, tuple[str, dict[str, Any], list[tuple[Tensors, str]]]] = {
+    "p-eagle": (
+        "speculators",
+        {"parallel_depth": 2, "num_layers": 1},
+        [
+            (rolled("fc.weight"), "with the tapped layers in the order (1, 2, 0)"),
+            (
+                rolled(*(f"{LAYERS}self_attn.{one}_proj.weight" for one in "qkv")),
+                "with the hidden state before the embedding",
+            ),
+            (doubled(f"{LAYERS}hidden_norm.weight"), f"with half of {LAYERS}hidden_norm.weight"),
+            (swap(f"{LAYERS}hidden_norm.weight", f"{LAYERS}input_layernorm.weight"), "with norms exchanged"),
+            (swap(f"{LAYERS}mlp.gate_proj.weight", f"{LAYERS}mlp.up_proj.weight"), "with gate and up exchanged"),
+            (from_zero, "with one added to the weights of norms"),
+        ],
+    ),
+    "mtp": (
+        "mtp",
+        {"mtp_modules": 1},
+        [
+            (rolled(f"{MTP}eh_proj.weight"), "with the hidden state before the embedding"),
+            (doubled(f"{MTP}hnorm.weight"), f"with half of {MTP}hnorm.weight"),
+            (doubled(f"{MTP}enorm.weight"), f"with half of {MTP}enorm.weight"),
+            (swap(f"{MTP}mlp.gate_proj.weight", f"{MTP}mlp.up_proj.weight"), "with gate and up exchanged"),
+            (from_zero, "with one added to the weights of norms"),
+        ],
+    ),
+    "medusa": (
+        "medusa",
+        {"num_heads": 2},
+        [
+            (heads_exchanged, "with head 1 first"),
+            (swap("0.1.weight", "1.1.weight"), "with the LM head of head 1 first"),
+            (
+                lambda tensors: tensors.update({"0.0.linear.weight": tensors["0.0.linear.weight"].T}),
+                "with medusa_head.0.0.linear.weight transposed",
+            ),
+        ],
+    ),
 }
 
 
@@ -123,6 +180,18 @@ def test_the_convention_that_fits_better_is_named_and_nothing_is_changed(
     draft = pair.opens(pair.adopt(tmp_path / "out", tmp_path / "again"))
     changed = draft.state_dict()
     assert any(not torch.equal(weight, changed[key]) for key, weight in drafter.state_dict().items())
+
+
+@pytest.mark.parametrize("method", OTHER_METHODS)
+def test_drafters_of_other_methods_are_held_against_the_target_too(method: str, pair: Pair, tmp_path: Path) -> None:
+    form, settings, otherwise = OTHER_METHODS[method]
+    drafter = trained(pair, method, **settings)
+    as_meant = pair.adopt(pair.write(form, drafter, settings, tmp_path / "out"), tmp_path / "draft").info
+    assert as_meant["import_agreement"]["agreement"] > 0.8 and as_meant["import_warning"] == "", "the test's power"
+    for number, (tensors, meant) in enumerate(otherwise):
+        folder = change(pair.write(form, drafter, settings, tmp_path / f"out-{number}"), None, tensors)
+        found = pair.adopt(folder, tmp_path / f"draft-{number}").info["import_agreement"]
+        assert found["better"] == meant, found
 
 
 def test_layers_that_are_counted_otherwise_are_named(pair: Pair, drafter: AbstractDraft, tmp_path: Path) -> None:

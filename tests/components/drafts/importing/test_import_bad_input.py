@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from foreign_drafts import Pair, change, make_pair
@@ -66,8 +67,12 @@ def remote_code(folder: Path) -> None:
 
 
 def larger_than_the_disk(folder: Path) -> None:
-    """A sparse file whose header is sound and whose one tensor is twice what the disk has free."""
-    rows = 2 * shutil.disk_usage(folder).free // (4 * 32) + 1
+    of_bytes(folder, 2 * shutil.disk_usage(folder).free)
+
+
+def of_bytes(folder: Path, size: int) -> None:
+    """A sparse file whose header is sound and whose one tensor has this size or a little more."""
+    rows = size // (4 * 32) + 1
     entry = {"dtype": "F32", "shape": [rows, 32], "data_offsets": [0, rows * 32 * 4]}
     header = json.dumps({"midlayer.mlp.up_proj.weight": entry}).encode()
     with weights(folder).open("wb") as stream:
@@ -97,6 +102,14 @@ def test_bad_input_is_one_line(damage: Callable[[Path], None], said: str, pair: 
         pair.adopt(folder, tmp_path / "draft")
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
     assert not list((tmp_path / "draft").iterdir())
+
+
+def test_weights_that_the_memory_cannot_hold_are_not_read(pair: Pair, tmp_path: Path) -> None:
+    folder = pair.write("eagle3", pair.network("eagle3", {}), {}, tmp_path / "out")
+    of_bytes(folder, 2 * psutil.virtual_memory().available)
+    found = find_checkpoint(folder, "here")
+    with pytest.raises(UserError, match=r"here: takes [\d.]+ GB as float32, and [\d.]+ GB of memory are free"):
+        found.read(found.files)
 
 
 def test_no_such_folder_and_no_such_hub_id_are_one_line(pair: Pair, tmp_path: Path) -> None:

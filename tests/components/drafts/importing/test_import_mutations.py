@@ -19,6 +19,7 @@ Config = Callable[[dict[str, Any]], object]
 Tensors = Callable[[dict[str, Tensor]], object]
 TAPS = "eagle_aux_hidden_state_layer_ids"
 STRANGE_NORM = torch.linspace(0.5, 1.5, 96)
+STRANGE_TABLE = torch.linspace(-2.0, 2.0, 96 * 32).view(96, 32)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,11 @@ REFUSED: dict[str, tuple[Config | None, Tensors | None, str]] = {
         "midlayer.self_attn.q_proj.weight",
     ),
     "another vocabulary": (put(vocab_size=97), None, "vocab_size is 97, the target's is 96"),
+    "another draft vocabulary": (
+        put(draft_vocab_size=50),
+        None,
+        "draft_vocab_size is 50, and lm_head.weight has 47 rows",
+    ),
     "another width": (put(hidden_size=64), None, "hidden_size is 64, the drafter here has the target's 32"),
     "of a wider target": (put(target_hidden_size=64), None, "target_hidden_size is 64, the target's width is 32"),
     "two layers": (put(num_hidden_layers=2), None, "it has 2 layers, an EAGLE-3 drafter here has one"),
@@ -169,6 +175,90 @@ SAME: dict[str, tuple[Config | None, Tensors | None, str]] = {
     "both kinds of taps": (put(**{TAPS: [2, 4, 5], "eagle_config": {TAPS: [1, 3, 4]}}), None, ""),
     "positions of images": (put(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}), None, ""),
     "a small d2t": (None, edit("d2t", lambda t: t.int()), ""),
+}
+
+
+FIRST = "model.layers.8."
+
+
+def section(**values: Any) -> Config:
+    """Set fields of the section in which speculators keeps the sizes."""
+    return lambda config: put(rope_parameters=None, **values)(config["transformer_layer_config"])
+
+
+def moved(before: str, after: str) -> Tensors:
+    """Give the tensors whose names begin so another beginning."""
+    return lambda tensors: [
+        tensors.update({after + n[len(before) :]: tensors.pop(n)}) for n in [*tensors] if n.startswith(before)
+    ]
+
+
+SPECULATORS: dict[str, tuple[Config | None, Tensors | None, str]] = {
+    "absolute d2t": (None, edit("d2t", absolute), "d2t holds target ids (as t2d shows), must hold offsets"),
+    "absolute d2t, no t2d": (None, absolute_alone, "it seems to hold target ids, and must hold offsets"),
+    "another t2d": (None, edit("t2d", lambda t: t.roll(1)), "t2d and d2t name different tokens"),
+    "the last layer": (put(**{TAPS: [2, 4, 8]}), None, "that is hidden_states[2, 4, 8]: of a target of 8 layers"),
+    "two taps": (put(**{TAPS: [2, 4]}), None, "fc.weight is [32, 96], must be [32, 64]"),
+    "no hidden_norm": (None, drop("layers.0.hidden_norm.weight"), "layers.0.hidden_norm.weight is missing"),
+    "a norm too few": (put(fc_norm=True), None, "fc_norm is on and fc_norm.0.weight is missing"),
+    "transposed fc": (None, edit("fc.weight", lambda t: t.T), "fc.weight is [96, 32], must be [32, 96]"),
+    "scaled as it goes": (section(rope_scaling={"type": "dynamic", "factor": 4.0}), None, "is of rope_type dynamic"),
+    "another vocabulary": (section(vocab_size=97), None, "vocab_size is 97, the target's is 96"),
+    "another draft vocabulary": (put(draft_vocab_size=50), None, "draft_vocab_size is 50, and lm_head.weight has 47"),
+    "another width": (section(hidden_size=64), None, "hidden_size is 64, the drafter here has the target's 32"),
+    "more heads": (section(num_attention_heads=8), None, "layers.0.self_attn.q_proj.weight is ["),
+    "another kind": (
+        put(speculators_model_type="mlp"),
+        None,
+        "speculators_model_type is 'mlp'; of speculators'",
+    ),
+    "no section": (lambda config: config.pop("transformer_layer_config"), None, "has no transformer_layer_config"),
+}
+OTHER_REFUSED: dict[str, dict[str, tuple[Config | None, Tensors | None, str]]] = {
+    "speculators": SPECULATORS,
+    "p-eagle": {
+        **SPECULATORS,
+        "no mask": (None, drop("mask_hidden"), "mask_hidden is missing"),
+        "a mask beyond": (put(mask_token_id=96), None, "mask_token_id 96 is no row of embed_tokens.weight"),
+        "norm before residual": (put(norm_before_residual=True), None, "norm_before_residual is on, which a P-EAGLE"),
+        "three layers": (section(num_hidden_layers=3), None, "layers.2.input_layernorm.weight is missing"),
+    },
+    "medusa": {
+        "three heads": (put(medusa_num_heads=3), None, "2.0.linear.bias is missing"),
+        "one head": (put(medusa_num_heads=1), None, "1.0.linear.bias is no part of a medusa drafter"),
+        "heads of words": (put(medusa_num_heads="two"), None, "medusa_num_heads is 'two'; drafters here have 1 to 8"),
+        "no layers": (put(medusa_num_layers=0), None, "medusa_num_layers is 0; drafters here have 1 to 4"),
+        "two layers": (put(medusa_num_layers=2), None, "0.1.linear.bias is missing"),
+        "another vocabulary": (put(vocab_size=97), None, "vocab_size is 97, the target's is 96"),
+        "another width": (put(hidden_size=64), None, "hidden_size is 64, the target's is 32"),
+        "a gap": (None, moved("1.", "2."), "1.0.linear.bias is missing"),
+        "transposed head": (None, edit("0.1.weight", lambda t: t.T), "0.1.weight is [32, 96], must be [96, 32]"),
+        "quantised": (put(quantization_config={"quant_method": "awq"}), None, "its weights are quantised"),
+        "code of its own": (put(auto_map={"AutoModel": "m.M"}), None, "auto_map asks for code of its own"),
+    },
+    "mtp": {
+        "three modules": (put(num_nextn_predict_layers=3), None, "model.layers.10.eh_proj.weight is missing"),
+        "no number": (put(num_nextn_predict_layers=None), None, "num_nextn_predict_layers is None; drafters here have"),
+        "another state": (put(mtp_first_hidden="taps"), None, "mtp_first_hidden is 'taps', must be post_norm or pre_"),
+        "another depth": (put(num_hidden_layers=7), None, "num_layers is 7, the drafter here has the target's 8"),
+        "another place": (None, moved(FIRST, "model.layers.7."), "model.layers.8.eh_proj.weight is missing"),
+        "another vocabulary": (put(vocab_size=97), None, "vocab_size is 97, the target's is 96"),
+        "another width": (put(hidden_size=64), None, "hidden_size is 64, the drafter here has the target's 32"),
+        "more heads": (put(num_attention_heads=8), None, "num_attention_heads is 8, the drafter here has the target's"),
+        "another epsilon": (put(rms_norm_eps=0.5), None, "rms_norm_eps is 0.5, the drafter here has the target's"),
+        "another rotary base": (put(rope_theta=777.0, rope_parameters=None), None, "rope_theta is 777.0, the drafter"),
+        "scaled": (
+            put(rope_scaling={"type": "linear", "factor": 4.0}, rope_parameters=None),
+            None,
+            "its rotary positions are scaled (linear), those of a module here are not",
+        ),
+        "another block": (put(model_type="qwen3"), None, "model_type is 'qwen3', whose block Draftsmith does not have"),
+        "another activation": (put(hidden_act="gelu"), None, "hidden_act is 'gelu'; the block here has silu"),
+        "no enorm": (None, drop(f"{FIRST}enorm.weight"), f"{FIRST}enorm.weight is missing"),
+        "transposed join": (None, edit(f"{FIRST}eh_proj.weight", lambda t: t.T), "(it is transposed)"),
+        "an embedding": (None, put(model__layers__8__embed_tokens__weight=STRANGE_TABLE), "is its own and not the"),
+        "a bias": (None, put(model__layers__8__self_attn__q_proj__bias=torch.ones(32)), "q_proj.bias is not zero"),
+    },
 }
 
 
@@ -282,6 +372,21 @@ def test_thirty_changed_tensors_of_each_format_are_refused_by_name(form: str, pa
         assert named in line and "\n" not in line, f"{number}: {named} is not in: {line}"
         file.write_bytes(whole)
     assert pair.adopt(folder, tmp_path / "whole").info["method"] == method
+
+
+@pytest.mark.parametrize("form", OTHER_REFUSED)
+def test_what_other_formats_cannot_mean_is_refused_by_name(form: str, pair: Pair, tmp_path: Path) -> None:
+    method, settings, ids = FORMS[form]
+    written = "speculators" if form == "p-eagle" else form
+    folder = pair.write(written, pair.network(method, settings, ids), settings, tmp_path / "out")
+    whole = {file: file.read_bytes() for file in folder.iterdir()}
+    for number, (name, (config, tensors, said)) in enumerate(OTHER_REFUSED[form].items()):
+        change(folder, config, tensors)
+        with pytest.raises(UserError) as error:
+            pair.adopt(folder, tmp_path / f"draft-{number}")
+        assert said in str(error.value) and "\n" not in str(error.value), f"{name}: {error.value}"
+        for file, content in whole.items():
+            file.write_bytes(content)
 
 
 def test_a_checkpoint_without_taps_means_the_usual_ones(tmp_path: Path) -> None:
