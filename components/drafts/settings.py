@@ -175,7 +175,7 @@ class SuffixSettings(Untrained):
     """Draft tokens per matched token, at most."""
     min_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
     """A draft ends where the estimated probability that all of it is right falls below this."""
-    min_score: Annotated[float, Field(ge=0, le=64)] = 0.7
+    min_score: Annotated[float, Field(ge=0, le=64)] = 1.0
     """Nothing is drafted where fewer right tokens than this are expected: a pass over several rows costs more."""
     cached_tokens: Annotated[int, Field(ge=0, le=4_000_000)] = 0
     """Tokens of earlier answers (those of the features) that are searched beside the request's own text; 0: none."""
