@@ -190,6 +190,17 @@ class SuffixSettings(Untrained):
         return self
 
 
+class SuffixBeside(Settings):
+    """Suffix decoding beside a trained drafter: the entry "with_suffix" of its draft.json."""
+
+    settings: SuffixSettings
+    """Those of the copies."""
+    depth: Depth
+    """The most tokens of the trained drafter's own chains."""
+    drafter: str
+    """The key of the drafter as it is without copies."""
+
+
 class DraftModelSettings(DistilledBlock):
     """A small language model, trained here or given."""
 

@@ -22,6 +22,42 @@ DraftLayout = Literal[
 ]
 
 
+def add_suffix(
+    draft: Draft,
+    features: Features | None = None,
+    *,
+    min_score: Annotated[float, Field(ge=0, le=64)] | None = None,
+    depth: Annotated[int, Field(ge=0, le=16)] = 0,
+    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 16,
+    cached_tokens: Annotated[int, Field(ge=0, le=4_000_000)] = 0,
+    ctx: Context,
+) -> Draft:
+    """Set suffix decoding beside a trained drafter: where the text repeats a copy drafts, elsewhere the drafter.
+
+    What comes out is a drafter of its own: measured by the same maps, chosen by the same rule, decoded as a chain.
+
+    Args:
+        draft: the trained drafter; its files are copied.
+        features: whose answers are copied from; for `cached_tokens` alone.
+        min_score: right tokens that a copy must promise to draft; null: as many as the drafter had accepted a round in
+            held-out evaluation, half its trained depth where that is unknown.
+        depth: the most tokens of the drafter's own chains; 0: its trained depth.
+        max_draft_tokens: the most tokens of a copy.
+        cached_tokens: tokens of earlier answers that are searched beside the request's own text; 0: none.
+    """
+    from components.drafts.add_suffix import add_suffix as run
+
+    return run(
+        draft,
+        features,
+        min_score=min_score,
+        depth=depth,
+        max_draft_tokens=max_draft_tokens,
+        cached_tokens=cached_tokens,
+        ctx=ctx,
+    )
+
+
 def quantise_draft(
     draft: Draft,
     *,

@@ -8,7 +8,8 @@
 A method without training has the first file alone, with "trained": false; with "cached_answers" also
 `answers.safetensors`: ids int32 [N] of earlier answers, one after the other, and lengths int64 of each. A drafter whose
 weights were rounded (drafts.quantise_draft) has "storage" and "quantised_from", and its tensors are those of
-quantisation.py; the readers here dequantise them.
+quantisation.py; the readers here dequantise them. One that has suffix decoding beside it (drafts.add_suffix) has
+"with_suffix", and earlier answers as above.
 Opening checks names and shapes exactly: an engine that loads what fits and leaves the rest random is the usual way to
 lose acceptance silently.
 """
@@ -27,8 +28,10 @@ from torch import Tensor
 
 from components.contract import Draft, Target, UserError
 from components.drafts.interface import AbstractDraft, CopiesAnswers, Drafter, UntrainedRecord
+from components.drafts.methods.suffix import Suffix
+from components.drafts.methods.with_suffix import WithSuffix
 from components.drafts.network.vocabulary import ids_of, membership_of, offsets_of
-from components.drafts.settings import Settings, require_method, settings_class
+from components.drafts.settings import Settings, SuffixBeside, require_method, settings_class
 from components.drafts.storage.quantisation import dequantise_tensors
 from components.methods import METHODS, load_object
 from components.outside_json import JsonObject, read_object
@@ -58,7 +61,7 @@ class DraftRecord(TypedDict):
 
     settings: what `build` takes. num_steps: trained depth. tap_layers: see `taps_of_draft`. trained: absent where it
     is. cached_answers: earlier answers that it copies from. storage, quantised_from: of a drafter whose weights were
-    rounded.
+    rounded. with_suffix: where suffix decoding drafts beside it.
     """
 
     format: int
@@ -76,6 +79,7 @@ class DraftRecord(TypedDict):
     storage: NotRequired[JsonObject]
     quantised_from: NotRequired[str]
     held_out_al: NotRequired[float | None]
+    with_suffix: NotRequired[JsonObject]
 
 
 def method_class(method: str) -> Any:
@@ -158,15 +162,20 @@ def save_untrained(
         "trained": False,
         **({"cached_answers": len(answers)} if answers else {}),
     }
-    if answers:
-        lengths = torch.tensor([len(ids) for ids in answers])
-        save_file({"ids": torch.cat(list(answers)).int(), "lengths": lengths}, directory / ANSWERS_FILE)
+    save_answers(directory, answers)
     sizes = {name: shape[name] for name in ("hidden_size", "vocab_size", "num_layers")}
     settings_record = record.settings.model_dump(mode="json")
     write_record(
         directory, {"format": FORMAT, "settings": settings_record, "target": {"key": target.key, **sizes}, **facts}
     )
     return facts
+
+
+def save_answers(directory: Path, answers: Sequence[Tensor]) -> None:
+    """Write earlier answers to copy from, token ids; nothing where there are none."""
+    if answers:
+        lengths = torch.tensor([len(ids) for ids in answers])
+        save_file({"ids": torch.cat(list(answers)).int(), "lengths": lengths}, directory / ANSWERS_FILE)
 
 
 def read_record(directory: Path) -> DraftRecord:
@@ -209,6 +218,13 @@ def _check_record(record: Mapping[str, Any], location: str) -> None:
         numbers = isinstance(taps, list) and all(type(layer) is int for layer in taps)
         if fault := tap_layers_fault(taps) if numbers else f"{taps!r:.40} is no list of layers":
             raise UserError(f"{location}: tap_layers {fault}; train the drafter again")
+    if (beside := record.get("with_suffix")) is not None:
+        try:
+            SuffixBeside.model_validate(beside)
+        except ValidationError as error:
+            raise UserError(
+                f"{location}: with_suffix cannot be read ({error.errors()[0]['msg']}); add it again"
+            ) from error
     try:
         Storage.from_record(record)
     except ValueError as error:
@@ -253,10 +269,7 @@ def open_draft(
         untrained: Drafter = build_draft(record["method"], target, record["settings"], every_token)
         if isinstance(untrained, AbstractDraft):
             untrained.prepare_decoding(dtype, kernel)
-        if record.get("cached_answers"):
-            assert isinstance(untrained, CopiesAnswers)
-            untrained.remember(_read_answers(draft.path, target.shape.vocab_size))
-        return untrained
+        return _with_answers(untrained, draft.path, record, target.shape.vocab_size)
     draft_ids = pop_vocabulary(draft.path, tensors, target.shape.vocab_size)
     try:
         network: AbstractDraft = build_draft(record["method"], target, record["settings"], draft_ids)
@@ -267,7 +280,19 @@ def open_draft(
     network.load_state_dict(tensors)
     network.eval().requires_grad_(False)
     network.prepare_decoding(dtype, kernel)
-    return network
+    if (beside := record.get("with_suffix")) is None:
+        return network
+    told = SuffixBeside.model_validate(beside)
+    both: Drafter = WithSuffix(network, Suffix(told.settings), told.depth)  # type: ignore[assignment]  # same interface
+    return _with_answers(both, draft.path, record, target.shape.vocab_size)
+
+
+def _with_answers(drafter: Drafter, directory: Path, record: DraftRecord, vocab_size: int) -> Drafter:
+    """The drafter, given the earlier answers that are stored with it."""
+    if record.get("cached_answers"):
+        assert isinstance(drafter, CopiesAnswers)
+        drafter.remember(_read_answers(directory, vocab_size))
+    return drafter
 
 
 def taps_of_draft(record: DraftRecord, target: AbstractTarget) -> TapLayers:

@@ -77,7 +77,7 @@ def train_from_features(
     """Train and save a drafter, from scratch or warm-started; `settings` are what the method's `build` takes."""
     torch.set_num_threads(ctx.num_threads)
     data = open_features(features)
-    _check_fit(target, data)
+    _check_fit(target.key, data)
     rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
     if not rows:
         raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
@@ -159,11 +159,11 @@ def _choose_vocabulary(counts: Tensor, start: WarmStart | None, size: int) -> Dr
     return DraftVocabulary(start.draft_ids, int((counts[start.draft_ids] == 0).sum()))
 
 
-def _check_fit(target: Target, data: FeatureSource) -> None:
+def _check_fit(target_key: str, data: FeatureSource) -> None:
     """Raise UserError where the features are of another target."""
     recorded = data.manifest.get("target_key")
-    if recorded and target.key and recorded != target.key:
-        raise UserError(f"these features are of target {recorded[:12]}, not {target.key[:12]}; wire both from one step")
+    if recorded and target_key and recorded != target_key:
+        raise UserError(f"these features are of target {recorded[:12]}, not {target_key[:12]}; wire both from one step")
 
 
 def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
@@ -358,18 +358,18 @@ def _untrained_draft(
         raise UserError(f"train_draft: method {method} learns nothing that start_from could go on from: leave it out")
     answers: list[Tensor] = []
     if isinstance(method_settings, SuffixSettings) and method_settings.cached_tokens:
-        answers = _latest_answers(target, features, method_settings.cached_tokens)
+        answers = latest_answers(target.key, features, method_settings.cached_tokens, "train_draft")
         ctx.note(f"{method}: {sum(map(len, answers)):,} tokens of {len(answers)} answers to copy from")
     settings = resolve_settings(method_settings, ctx.seed)
     return Draft.of_step(ctx, save_untrained(ctx.out, method, settings, target, answers))
 
 
-def _latest_answers(target: Target, features: Features | None, max_tokens: int) -> list[Tensor]:
+def latest_answers(target_key: str, features: Features | None, max_tokens: int, step: str) -> list[Tensor]:
     """The last training answers that together have at most `max_tokens` tokens, int64 each, in stored order."""
     if features is None:
-        raise UserError("train_draft: cached_tokens needs answers: wire data.record_features into `features`")
+        raise UserError(f"{step}: cached_tokens needs answers: wire data.record_features into `features`")
     data = open_features(features)
-    _check_fit(target, data)
+    _check_fit(target_key, data)
     rows, total = list[FeatureRow](), 0
     for row in reversed(data.rows("train")):
         total += row.num_answer_tokens

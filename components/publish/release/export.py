@@ -174,6 +174,11 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
     record = read_record(draft.path)
     method, settings = str(record["method"]), dict(record["settings"])
     label, taps = f"{method} ({draft.key[:12]})", record.get("tap_layers", [])
+    if (beside := record.get("with_suffix")) is not None:
+        raise UserError(
+            f"{label} has suffix decoding beside it, which no format holds: release the drafter that drafts.add_suffix"
+            f" was given ({str(beside['drafter'])[:12]})"
+        )
     refuse_unserved(method, settings, source, engines, label, Storage.from_record(record), taps)
     return formats_for(method, settings, engines)
 

@@ -27,6 +27,7 @@ from without_cache import (
     guess_by_counting,
     guess_by_lookup,
     guess_by_training_graph,
+    guess_with,
     lookahead_accepted_in_each_round,
 )
 
@@ -36,7 +37,9 @@ from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
-from components.drafts.settings import settings_class
+from components.drafts.methods.suffix import Suffix
+from components.drafts.methods.with_suffix import WithSuffix
+from components.drafts.settings import SuffixSettings, settings_class
 from components.drafts.storage.files import build_draft, open_draft, read_draft, save_untrained
 from components.drafts.training.loop import Optimizer
 from components.methods import METHODS
@@ -63,7 +66,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 WITHOUT_FORMAT = ("dflash", "dspark", "lookahead", "mtp-parallel", "ngram", "suffix")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
-CHAINS = [name for name in METHODS if name != "lookahead"]
+WITH_SUFFIX = "eagle3 with suffix"
+"""EAGLE-3 with suffix decoding beside it: no method of its own, it climbs where chains are decoded."""
+CHAINS = [*(name for name in METHODS if name != "lookahead"), WITH_SUFFIX]
 """Methods whose guesses depend on the text alone; lookahead's depend on the passes before, and are greedy only."""
 BRANCHING = [name for name in METHODS if name not in ("lookahead", "ngram", "suffix")]
 """Methods whose guesses branch: all that say distributions."""
@@ -108,6 +113,8 @@ def untrained(method: str) -> AbstractDraft:
 @cache
 def proposer(method: str, noise: float = 0.0) -> Any:
     """The overfitted drafter of a method, ready to decode; `noise` moves every matrix by that share of its size."""
+    if method == WITH_SUFFIX:
+        return WithSuffix(proposer("eagle3", noise), Suffix(SuffixSettings(min_score=1.0)), DEPTH - 1)
     if method not in TRAINED:
         return build_draft(method, learnable().target, SETTINGS.get(method, {}), torch.arange(VOCAB_SIZE))
     draft, generator = untrained(method), torch.Generator().manual_seed(1)
@@ -233,7 +240,7 @@ def test_an_exported_drafter_reads_back_with_the_same_guesses(method: str, name:
 # -- decoding ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, WITH_SUFFIX])
 def test_greedy_decoding_is_token_identical(method: str) -> None:
     target, drafter = learnable().target, proposer(method, noise=0.3)
     for prompt in (PROMPT, [9], [1, 8, 30, 2, 2, 17, 5, 11, 29]):
@@ -270,6 +277,10 @@ def test_a_noisy_drafter_is_accepted_as_a_reference_without_any_cache_says(metho
         guess = guess_by_lookup(drafter.max_ngram)
     elif method == "suffix":
         guess = guess_by_counting(drafter.settings)
+    elif method == WITH_SUFFIX:
+        copied = guess_by_counting(drafter.suffix.settings)
+        drafted = guess_by_training_graph(drafter.drafter, learnable().model)
+        guess = guess_with(copied, drafted, DEPTH - 1)
     else:
         guess = guess_by_training_graph(drafter, learnable().model)
     depth, wanted = depth_of(drafter), 40

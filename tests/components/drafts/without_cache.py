@@ -169,6 +169,11 @@ def guess_by_counting(settings: SuffixSettings) -> Guess:
     return lambda ids, depth: copy_by_counting(ids[1:], [], settings).tokens[:depth]
 
 
+def guess_with(copied: Guess, drafted: Guess, deepest: int) -> Guess:
+    """A copy where there is one, else the chain of a drafter, of `deepest` tokens at most."""
+    return lambda ids, depth: copied(ids, depth) or drafted(ids, min(depth, deepest))
+
+
 def guess_by_lookup(max_ngram: int) -> Guess:
     """Prompt lookup by searching the whole text: what followed the latest earlier occurrence of its longest suffix."""
 
