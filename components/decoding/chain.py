@@ -210,7 +210,7 @@ class _ChainRun:
         while not at_eos and num_tokens < max_new_tokens:
             yield num_tokens
             if self.proposer is None:
-                result, drafted = self._plain_round(newest), 0
+                (result, _), drafted = self._plain_round(newest), 0
             else:
                 room = self.target.shape.max_position_embeddings - n - num_tokens
                 result, out, drafted = self._round(self.proposer, newest, committed, room)
@@ -219,9 +219,10 @@ class _ChainRun:
             num_tokens += emitted
             tokens += result.token_ids
             newest = result.emitted[-1:]
-            if self.proposer is not None:
+            if drafted:
                 # The cache holds x_n and all draft tokens; drop the rejected ones. The newest token is not in it yet.
                 self.cache.truncate(torch.tensor([n + num_tokens - 1]))
+            if self.proposer is not None:
                 committed = self._committed(result.emitted, out, result.num_accepted + 1)
         stop = clock()
         status = "eos" if at_eos else "ok"
@@ -231,12 +232,12 @@ class _ChainRun:
         """Sample the target's token from logits [1, V]: int64 [1]."""
         return logits.argmax(-1) if self.greedy else draw(probabilities(logits, self.sampling), self.rng)
 
-    def _plain_round(self, newest: Tensor) -> VerifyResult:
+    def _plain_round(self, newest: Tensor) -> tuple[VerifyResult, TargetPass]:
         """Plain decoding, one row per pass: the baseline that speculation has to beat."""
-        logits = self.target.forward(newest.unsqueeze(0), self.cache, logits="last").logits
-        assert logits is not None
-        token = self._sample(logits[0])
-        return VerifyResult(0, token, token.tolist())
+        out = self.target.forward(newest.unsqueeze(0), self.cache, logits="last", features=self.features)
+        assert out.logits is not None
+        token = self._sample(out.logits[0])
+        return VerifyResult(0, token, token.tolist()), out
 
     def _round(
         self, proposer: Proposer, newest: Tensor, committed: CommittedPositions, room: int
@@ -244,6 +245,8 @@ class _ChainRun:
         """Draft at most `room` tokens after the newest token and verify them in one pass."""
         proposal = proposer.propose(self.state, committed, min(self.depth, room), self.sampling, self.rng)
         draft_tokens = proposal.tokens.to(newest.device)
+        if not draft_tokens.shape[0]:  # a look-up without a match: nothing to verify, nothing to cut off
+            return (*self._plain_round(newest), 0)
         ids = torch.cat((newest, draft_tokens)).unsqueeze(0)
         out = self.target.forward(ids, self.cache, features=self.features)
         assert out.logits is not None

@@ -20,7 +20,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from components.drafts.interface import AbstractDraft, BatchProposer, CommittedPositions, Proposal, Sampling
+from components.drafts.interface import (
+    AbstractDraft,
+    BatchProposer,
+    CommittedPositions,
+    EveryPosition,
+    Proposal,
+    Sampling,
+)
 from components.drafts.methods.batched import merged
 from components.drafts.methods.ngram import NO_TOKEN
 from components.drafts.methods.suffix import Suffix, SuffixState
@@ -111,13 +118,13 @@ class WithSuffix:
             for state, new, rng in zip(own, committed, rngs, strict=True)
         ]
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> Tensor:
-        """As Drafter: the trained drafter's chains, and copies in the rows where one drafts."""
-        drafted = self.drafter.propose_at_every_position(ids, taps, last, min(depth, self.depth))
+    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+        """As Drafter: the trained drafter's chains, and copies where one drafts; copies have no confidence."""
+        drafted = self.drafter.propose_at_every_position(ids, taps, last, min(depth, self.depth)).tokens
         rows = torch.nn.functional.pad(drafted, (0, depth - drafted.shape[1]), value=NO_TOKEN)
         state = self.suffix.new_state(len(ids))
         for row, token in enumerate(ids[1:].tolist()):
             self.suffix.commit(state, [token])
             if copied := self.suffix.best_copy(state).tokens[:depth]:
                 rows[row] = torch.tensor(copied + [NO_TOKEN] * (depth - len(copied)), device=rows.device)
-        return rows
+        return EveryPosition(rows, None)
