@@ -124,13 +124,15 @@ def read_items(
     label: str,
     max_rows: int | None = None,
     refuse_unusable: bool = False,
+    first: dict[str, str] | None = None,
 ) -> Iterator[Item]:
     """What `read` makes of every usable row; increments rows, usable and set_aside in `counts`.
 
     read: takes a row, the location and the name of its table; raises BadRow. label: the source, in messages.
-    refuse_unusable: whether a table without a usable row is an error.
+    refuse_unusable: whether a table without a usable row is an error. first: takes location -> line and fault of its
+    first row that is set aside.
     """
-    first: dict[str, str] = {}
+    first = {} if first is None else first
 
     def set_aside(location: str, line: int, fault: BadRow, row: str) -> None:
         counts["set_aside"] += 1

@@ -38,7 +38,7 @@ from components.data.sources.tables import csv_rows, hub_rows
 from components.outside_json import JsonObject
 from components.targets.generate import continue_batch
 from components.targets.load import open_target, open_tokenizer
-from components.text import message_of
+from components.text import as_utf8, message_of
 
 _BATCH: Final = 8
 """Number of first turns that are answered in one batch."""
@@ -111,16 +111,17 @@ def _select(
 ) -> list[Candidate]:
     """The selected prompts of one source, workload by workload; raises UserError when it has none."""
     by_workload: dict[str, list[Candidate]] = {}
-    num_rows = 0
+    num_rows, first = 0, dict[str, str]()
     tables, read = functools.partial(_tables, source), functools.partial(_candidate_of_row, source)
-    for candidate in read_items(tables, read, counts, ctx, label=source.label, max_rows=max_rows):
+    for candidate in read_items(tables, read, counts, ctx, label=source.label, max_rows=max_rows, first=first):
         num_rows += 1
         if candidate.prompt.num_characters > max_characters:
             counts["too_long"] += 1
         else:
             by_workload.setdefault(candidate.prompt.workload, []).append(candidate)
     if not by_workload:
-        reason = f"all {num_rows} are longer than {max_characters} characters" if num_rows else "no usable row"
+        reason = "".join(f"; the first: {as_utf8(at)}, {fault}" for at, fault in list(first.items())[:1])
+        reason = f"all {num_rows} are longer than {max_characters} characters" if num_rows else f"no usable row{reason}"
         raise UserError(f"sources: {source.label}: no prompt in it ({reason}); give other rows or limits")
     sizes = {"test": source.num_prompts or num_prompts, "warm_up": num_warm_up, "validation": 0, "train": 0}
     selected: list[Candidate] = []

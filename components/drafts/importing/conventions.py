@@ -111,10 +111,12 @@ class Agreement:
         return bool(self.better) or not self.above_chance
 
 
-def measure_agreement(network: AbstractDraft, target: AbstractTarget, artifact: Target) -> Agreement:
+def measure_agreement(
+    network: AbstractDraft, target: AbstractTarget, artifact: Target, called: Callable[[str], str] = str
+) -> Agreement:
     """Compare a drafter with its target, as it is and by every other convention that its method knows.
 
-    artifact: the target's own, for its tokenizer.
+    artifact: the target's own, for its tokenizer. called: the checkpoint's name of a tensor.
     """
     answers = [greedy_answer(target, ids) for ids in _prompts(target, artifact)]
     truth = torch.cat([answer.ids[answer.first + 1 :] for answer in answers])
@@ -123,7 +125,7 @@ def measure_agreement(network: AbstractDraft, target: AbstractTarget, artifact: 
     size = target.shape.vocab_size
     frequencies = (torch.bincount(tokens, minlength=size) / len(truth) for tokens in (drafts, truth))
     measured = Agreement(len(truth), _share(right), float(torch.stack([*frequencies]).prod(0).sum()))
-    for change in known_changes(network):
+    for change in known_changes(network, called):
         others = [_tapped(target, answer, change.taps) for answer in answers] if change.taps else answers
         with _changed(network, change):
             other = _first_tokens(network, others) == truth
@@ -209,7 +211,7 @@ def _changed(network: AbstractDraft, change: Change) -> Iterator[None]:
                 setattr(network, name, value) if name in of_network else delattr(network, name)
 
 
-def known_changes(network: AbstractDraft) -> Iterator[Change]:
+def known_changes(network: AbstractDraft, called: Callable[[str], str] = str) -> Iterator[Change]:
     """The conventions by which other projects may have meant the same tensors."""
     weights = network.state_dict()
     yield from _exchanged(weights, "gate and up exchanged", "gate_proj.weight", "up_proj.weight")
@@ -219,8 +221,8 @@ def known_changes(network: AbstractDraft) -> Iterator[Change]:
     yield from _hidden_first(network, weights)
     yield from _orders_of_taps(network, weights)
     yield from _neighbouring_taps(network)
-    yield from _sizes_of_norms(weights)
-    yield from _transposed(weights)
+    yield from _sizes_of_norms(weights, called)
+    yield from _transposed(weights, called)
     yield from _heads(weights)
     yield from _positions(network, weights)
     if isinstance(on := getattr(network, "norm_before_residual", None), bool):
@@ -289,21 +291,21 @@ def _neighbouring_taps(network: AbstractDraft) -> Iterator[Change]:
             yield Change(f"with hidden_states{list(other)}", taps=other)
 
 
-def _sizes_of_norms(weights: Mapping[str, Tensor]) -> Iterator[Change]:
+def _sizes_of_norms(weights: Mapping[str, Tensor], called: Callable[[str], str]) -> Iterator[Change]:
     """Norms whose weights count from zero, from one or in another size."""
     norms = [name for name, weight in weights.items() if name.endswith("norm.weight") and weight.ndim == 1]
     if norms:
         yield Change("with one added to the weights of norms", {name: weights[name] + 1.0 for name in norms})
         yield Change("with one taken from the weights of norms", {name: weights[name] - 1.0 for name in norms})
     for name in norms:
-        yield Change(f"with half of {name}", {name: weights[name] / 2.0})
+        yield Change(f"with half of {called(name)}", {name: weights[name] / 2.0})
 
 
-def _transposed(weights: Mapping[str, Tensor]) -> Iterator[Change]:
+def _transposed(weights: Mapping[str, Tensor], called: Callable[[str], str]) -> Iterator[Change]:
     """Square weights, whose shape does not show that they are transposed; all of those there are few of."""
     square = [name for name, weight in weights.items() if weight.ndim == 2 and weight.shape[0] == weight.shape[1]]
     for name in square if len(square) <= MOST_SQUARE else []:
-        yield Change(f"with {name} transposed", {name: weights[name].T.clone()})
+        yield Change(f"with {called(name)} transposed", {name: weights[name].T.clone()})
 
 
 def _heads(weights: Mapping[str, Tensor]) -> Iterator[Change]:

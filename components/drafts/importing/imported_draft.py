@@ -62,7 +62,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
             return Draft.of_step(ctx, {**facts, **origin})
     network = fit_network(imported, opened, found.label)
     weights = network.state_dict()
-    measured = measure_agreement(network, network.target, target)
+    measured = measure_agreement(network, network.target, target, imported.called)
     origin |= {"import_agreement": measured.facts, "import_warning": measured.text if measured.warns else ""}
     facts = {
         "method": imported.method,

@@ -101,7 +101,8 @@ def test_every_preset_reads_a_copy_of_its_files(
 @pytest.mark.parametrize("name", WORKLOAD_PRESETS)
 def test_a_wrong_file_is_one_line_and_a_row_without_its_question_is_set_aside(name: str, tmp_path: Path) -> None:
     wrong = lines(tmp_path / "wrong.jsonl", [{"unrelated": n} for n in range(3)])
-    with pytest.raises(UserError, match=f"^sources: {name}: no prompt in it \\(no usable row\\)[^\n]*$"):
+    said = f"^sources: {name}: no prompt in it \\(no usable row; the first: [^\n]*wrong.jsonl, line 1, [^\n]+\\)[^\n]*$"
+    with pytest.raises(UserError, match=said):
         collected(tmp_path / "w", {"preset": name, "path": str(wrong)}, num_warm_up=0)
     preset, rows = WORKLOAD_PRESETS[name], published_rows(name)
     asked_in = [field for field in (*preset.turns, preset.messages, preset.tools, *preset.fields) if field]

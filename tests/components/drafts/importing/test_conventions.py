@@ -148,7 +148,7 @@ OTHER_METHODS: dict[str, tuple[str, dict[str, Any], list[tuple[Tensors, str]]]] 
             (swap("0.1.weight", "1.1.weight"), "with the LM head of head 1 first"),
             (
                 lambda tensors: tensors.update({"0.0.linear.weight": tensors["0.0.linear.weight"].T}),
-                "with medusa_head.0.0.linear.weight transposed",
+                "with 0.0.linear.weight transposed",
             ),
         ],
     ),
