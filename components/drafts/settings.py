@@ -20,7 +20,7 @@ from components.weight_format import DEFAULT_GROUP
 Place = tuple[str | int, ...]
 MOST_DEPTH = 16  # draft tokens of one round
 Depth = Annotated[int, Field(ge=1, le=MOST_DEPTH)]
-LossName = Literal["soft_ce", "kl", "tv", "lk", "top_k", "hard_ce"]
+LossName = Literal["soft_ce", "kl", "reverse_kl", "js", "tv", "lk", "lk_alpha", "top_k", "hard_ce"]
 
 
 class Settings(BaseModel):

@@ -6,7 +6,10 @@ min(p(v), q(v)), which is the probability that rejection sampling keeps a token 
 arXiv:2211.17192).
   soft_ce   -sum_v p(v) log q(v)                     Hinton et al. 2015, arXiv:1503.02531; EAGLE's classification loss
   kl        sum_v p(v) log(p(v) / q(v))              soft_ce less the teacher's entropy: another number, one gradient
+  reverse_kl   sum_v q(v) log(q(v) / p(v))           DistillSpec, Zhou et al. 2023, arXiv:2310.08461: seeks one mode
+  js        (KL(p, m) + KL(q, m)) / 2, m = (p + q) / 2    the same; Agarwal et al. 2023, arXiv:2306.13649, beta = 1/2
   tv        1 - alpha                                total variation: the probability of a rejection itself
+  lk_alpha  -log alpha                               Samarin et al. 2026: its gradient is tv's, divided by alpha
   lk        l KL + (1 - l) TV, l = exp(-3 alpha)     Samarin et al. 2026, arXiv:2602.23881, hybrid; l has no gradient
   top_k     -sum_{v in the K largest p} p(v) log q(v)     HASS, Zhang et al. 2025, arXiv:2408.15766, section 3.1
   hard_ce   -log q(v*), v* the target's greedy token      for greedy decoding, and for answers written greedily
@@ -228,6 +231,7 @@ def step_losses(
 
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 TOP_K = 10  # HASS's K
+SMALLEST = torch.finfo(torch.float32).tiny  # probabilities below it have no logarithm
 LK_ETA = 3.0  # the exponent the LK paper found best
 
 
@@ -250,8 +254,14 @@ def row_loss(name: LossName, logits: Tensor, teacher: Teacher) -> Tensor:
         return soft_cross_entropy(logits, teacher.probs)
     if name == "kl":
         return kl_divergence(logits, teacher.probs)
+    if name == "reverse_kl":
+        return reverse_kl_divergence(logits, teacher.probs)
+    if name == "js":
+        return jensen_shannon(logits, teacher.probs)
     if name == "tv":
         return 1.0 - acceptance(logits, teacher)
+    if name == "lk_alpha":
+        return -acceptance(logits, teacher).clamp(min=SMALLEST).log()
     if name == "lk":
         return lk_hybrid(logits, teacher)
     if name == "top_k":
@@ -289,6 +299,21 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def kl_divergence(logits: Tensor, probs: Tensor) -> Tensor:
     """sum_v p(v) log(p(v) / q(v)) at every row: [..., N] -> float32 [...], in nats; 0 iff p = q."""
     return soft_cross_entropy(logits, probs) + torch.special.xlogy(probs, probs).sum(-1)
+
+
+def reverse_kl_divergence(logits: Tensor, probs: Tensor) -> Tensor:
+    """sum_v q(v) log(q(v) / p(v)) at every row: [..., N] -> float32 [...], in nats; 0 iff p = q."""
+    log_q = logits.float().log_softmax(-1)
+    return (log_q.exp() * (log_q - probs.clamp(min=SMALLEST).log())).sum(-1)
+
+
+def jensen_shannon(logits: Tensor, probs: Tensor) -> Tensor:
+    """Half the divergences of p and of q from their mean: [..., N] -> float32 [...], from 0 to log 2; 0 iff p = q."""
+    log_q = logits.float().log_softmax(-1)
+    q = log_q.exp()
+    log_mean = (0.5 * (probs + q)).clamp(min=SMALLEST).log()
+    both = torch.special.xlogy(probs, probs) - probs * log_mean + q * (log_q - log_mean)
+    return 0.5 * both.sum(-1)
 
 
 def acceptance(logits: Tensor, teacher: Teacher) -> Tensor:

@@ -49,8 +49,15 @@ def direct(name: str, logits: list[float], p: list[float], mass: float) -> float
         return -sum(pv * math.log(qv) for pv, qv in zip(p, q, strict=True))
     if name == "kl":
         return kl
+    if name == "reverse_kl":
+        return sum(qv * math.log(qv / pv) for pv, qv in zip(p, q, strict=True))
+    if name == "js":
+        mean = [(pv + qv) / 2 for pv, qv in zip(p, q, strict=True)]
+        return sum(v * math.log(v / m) for side in (p, q) for v, m in zip(side, mean, strict=True)) / 2
     if name == "tv":
         return 1 - alpha
+    if name == "lk_alpha":
+        return -math.log(alpha)
     if name == "lk":
         share = math.exp(-LK_ETA * alpha)
         return share * kl + (1 - share) * (1 - alpha)
@@ -86,7 +93,7 @@ def test_half_precision_logits_are_judged_in_float32(name: str) -> None:
 def test_distances_vanish_where_both_agree_and_only_there() -> None:
     logits, teacher = sample()
     same = teacher.probs.log()
-    for name in ("kl", "tv", "lk"):
+    for name in ("kl", "reverse_kl", "js", "tv", "lk", "lk_alpha"):
         torch.testing.assert_close(row_loss(name, same, teacher), torch.zeros(ROWS), atol=1e-6, rtol=0)
         assert (row_loss(name, logits, teacher) > 1e-3).all()
 
@@ -114,6 +121,15 @@ def test_one_less_total_variation_is_how_often_rejection_sampling_keeps_a_guess(
 def test_a_pruned_student_cannot_be_accepted_more_often_than_its_tokens_are_said() -> None:
     _, teacher = sample(mass=0.6)
     assert torch.allclose(acceptance(teacher.probs.log(), teacher), torch.full((ROWS,), 0.6))
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_impossible_tokens_leave_losses_and_gradients_finite(name: str) -> None:
+    """Probabilities of zero on either side, or on both: float32 has them below e^-104."""
+    logits = torch.tensor([[0.0, -200.0, -200.0, 0.0]])
+    teacher = Teacher(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([1]), torch.ones(1))
+    assert torch.isfinite(row_loss(name, logits, teacher)).all()  # type: ignore[arg-type]
+    assert torch.isfinite(gradient(name, logits, teacher)).all()
 
 
 def test_no_gradient_flows_through_the_weight_of_the_hybrid() -> None:
