@@ -373,7 +373,7 @@ def suffix_repetition() -> tuple[str, str]:
     ]
     return (
         "Tokens a round, and the time of decoding over plain decoding's, "
-        f"{found['prompts']} prompts of each kind. Held-out files of Python's standard library stand in for an agent's: "
+        f"{found['prompts']} prompts of each kind. Held-out files of Python's library stand in for an agent's: "
         "a name is changed, a line left out, a line added, and the target replays the answer. Processor time of one "
         "thread in float32, arms in turns beside other work: single prompts scatter (the last column has suffix "
         "decoding's quartiles), and another run moved the functions by 0.06.",
