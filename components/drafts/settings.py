@@ -106,6 +106,27 @@ class EagleBlock(DistilledBlock):
         return sizes | scaling | ({"qk_norm": True} if self.qk_norm else {})
 
 
+EXTRA_DEPTH = 4
+"""A chain of the EAGLE family may exceed the trained depth by this."""
+
+
+class WindowedBlock(EagleBlock):
+    """A method whose blocks may attend to the last positions only."""
+
+    window: Annotated[int, Field(ge=0)] = 0
+    """Positions that the drafter's own attention sees, trained and decoded alike: a draft token's own and those before
+    it; 0: all. The target's hidden states that it reads have seen everything in any case."""
+
+    @property
+    def own_block(self) -> dict[str, Any]:
+        return super().own_block | ({"window": self.window} if self.window else {})
+
+    def _check_room(self, depth: int) -> None:
+        """Raise ValueError where a window does not hold the longest chain after a trained depth."""
+        if 0 < self.window < depth + EXTRA_DEPTH:
+            raise ValueError(f"window {self.window} has no room for chains of {depth + EXTRA_DEPTH} tokens")
+
+
 OWN_SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
 """Settings of EagleBlock that replace a field of the same name of the target's shape."""
 ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
@@ -116,6 +137,26 @@ ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
 """Kinds of rotary scaling that drafters here can have, and the numbers that each needs."""
 YARN_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
 """Numbers that a yarn scaling may have; it may also say `truncate`."""
+
+
+def read_window(config: Mapping[str, Any]) -> tuple[int, str]:
+    """The window that a block's config asks for, positions, 0 for none; and why a drafter cannot have it, one clause.
+
+    As Hugging Face's configs and engines say it: every entry of layer_types is sliding_attention, and sliding_window
+    counts the position itself. Qwen3's configs have a switch beside it.
+    """
+    kinds, size = config.get("layer_types") or [], config.get("sliding_window")
+    if not isinstance(kinds, list):
+        return 0, f"layer_types is {kinds!r:.40}, no list"
+    windowed, on = bool(kinds) and set(map(str, kinds)) == {"sliding_attention"}, bool(config.get("use_sliding_window"))
+    if not windowed:
+        asked = on or any(kind != "full_attention" for kind in kinds)
+        return 0, "layer_types and use_sliding_window do not ask for one window in all layers" if asked else ""
+    if config.get("model_type") == "qwen3" and not on:
+        return 0, "layer_types asks for a window that use_sliding_window turns off"
+    if type(size) is not int or size < 1:
+        return 0, f"sliding_window is {size!r:.40}, must be a number of positions"
+    return size, ""
 
 
 def rope_scaling_fault(scaling: Mapping[str, Any]) -> str:
@@ -241,7 +282,7 @@ class LookaheadSettings(Untrained):
         return max(depth + 1, self.window + self.ngram_size)
 
 
-class Eagle3Settings(EagleBlock):
+class Eagle3Settings(WindowedBlock):
     """EAGLE-3."""
 
     ttt_steps: Depth = 7
@@ -256,9 +297,10 @@ class Eagle3Settings(EagleBlock):
     """The block's residual is the hidden state after its norm, as in many drafters of the speculators library."""
 
     @model_validator(mode="after")
-    def _one_norm_before_fc(self) -> Self:
+    def _goes_together(self) -> Self:
         if self.fc_norm and self.norm_before_fc:
             raise ValueError("fc_norm and norm_before_fc are both on; a drafter has one of them")
+        self._check_room(self.ttt_steps)
         return self
 
 
@@ -308,7 +350,7 @@ class MtpParallelSettings(DistilledBlock):
     """Number of heads beside the target's own, and of draft tokens."""
 
 
-class PEagleSettings(EagleBlock):
+class PEagleSettings(WindowedBlock):
     """P-EAGLE: all draft tokens from one forward."""
 
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7
@@ -321,6 +363,11 @@ class PEagleSettings(EagleBlock):
     """Depth d is trained at a share kept_share^d of the columns; 1: at all."""
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The smallest such share."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        self._check_room(self.parallel_depth)
+        return self
 
 
 class DFlashSettings(EagleBlock):

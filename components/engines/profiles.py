@@ -107,7 +107,7 @@ class Profile:
     dtypes:        those of a drafter's weights that it loads.
     few_bits:      how it loads weights that were quantised here; None: not at all.
     architectures: targets whose layers it can tap for EAGLE-3 (reads_taps); () for any, or where it is not known.
-    own_parts:     what only imported drafters have (OWN_PARTS) that it reads; it passes over the others.
+    own_parts:     what only some drafters have (OWN_PARTS) that it reads; it passes over the others.
     """
 
     title: str
@@ -134,8 +134,9 @@ NORM_FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual"
 OWN_PARTS = {
     "own_embedding": "gives every drafter the target's embedding, and this one has its own",
     "qk_norm": "has no norms of queries and keys in a drafter's block",
+    "window": "lets a drafter attend to everything, and this one sees a window",
 }
-"""Setting of an imported drafter -> why an engine does not serve it that does not read it, one clause."""
+"""Setting of a drafter -> why an engine does not serve it that does not read it, one clause."""
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
@@ -410,7 +411,8 @@ VLLM = Profile(
         },
     ),
     architectures=VLLM_TAPPABLE,
-    own_parts=frozenset({"own_embedding"}),  # llm_base_proposer.py shares the target's where the copy is equal
+    # llm_base_proposer.py shares the target's embedding where the copy is equal; llama.py gives a layer its window.
+    own_parts=frozenset({"own_embedding", "window"}),
 )
 
 SGLANG = Profile(

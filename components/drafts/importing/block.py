@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.drafts.importing.reader import Faults
-from components.drafts.settings import OWN_SIZES, rope_scaling_fault
+from components.drafts.settings import OWN_SIZES, read_window, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.targets.shape import TargetShape, rope_scaling_of
 
@@ -32,6 +32,7 @@ class FoundBlock:
     """The sizes of a checkpoint's block. rope_scaling: as `rope_scaling_of` says it, "" for plain positions.
 
     rope: what the config says of a scaling, {} for plain positions. qk_norm: every query and key has a norm.
+    window: positions that each attends to, 0 for all.
     """
 
     hidden_size: int
@@ -47,14 +48,21 @@ class FoundBlock:
     rope_scaling: str
     rope: JsonObject
     qk_norm: bool = False
+    window: int = 0
 
 
 def read_block(
-    config: JsonObject, faults: Faults, *, where: str = "", model_types: tuple[str, ...] = LLAMA_TYPES
+    config: JsonObject,
+    faults: Faults,
+    *,
+    where: str = "",
+    model_types: tuple[str, ...] = LLAMA_TYPES,
+    windows: bool = False,
 ) -> FoundBlock | None:
     """The block in a config (or in a section of it, called `where` in faults); None, and a fault, where it has none.
 
     model_types: kinds of block that the format may have; "llama" also stands for a config without model_type.
+    windows: whether the method's attention may have a window.
     """
     at = f"{where}." if where else ""
     kind = config.get("model_type", "llama")
@@ -87,14 +95,10 @@ def read_block(
         rope_scaling=rope_scaling_of({**rope, **_kind_of(rope)}, config.get("partial_rotary_factor")),
         rope=_scaling(rope, config),
         qk_norm=kind == "qwen3",
+        window=_window(config, at, faults, windows),
     )
     if config.get("hidden_act", "silu") != "silu":
         faults.add(f"{at}hidden_act is {config['hidden_act']!r:.40}; the block here has silu")
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list):
-        faults.add(f"{at}layer_types is {kinds!r:.40}, no list")
-    elif any(kind != "full_attention" for kind in kinds) or config.get("use_sliding_window"):
-        faults.add(f"{at}layer_types or use_sliding_window asks for a window; drafters here attend to everything")
     return block if len(faults.found) == before else None
 
 
@@ -124,6 +128,9 @@ def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remark
     own: JsonObject = {}
     if block.qk_norm:
         own["qk_norm"] = True
+    if block.window:
+        own["window"] = block.window
+        remarks.append(f"its attention sees {block.window} positions")
     for name in OWN_SIZES:
         mine, theirs = getattr(block, name), getattr(shape, name)
         if mine != theirs:
@@ -138,6 +145,16 @@ def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remark
             own["rope_scaling"] = block.rope
             remarks.append(f"its rotary positions are scaled ({block.rope_scaling})")
     return own
+
+
+def _window(config: JsonObject, at: str, faults: Faults, windows: bool) -> int:
+    """The window of a block, 0 for none; a fault where it is none, or the method's attention has none."""
+    size, fault = read_window(config)
+    if fault:
+        faults.add(at + fault)
+    elif size and not windows:
+        faults.add(f"{at}layer_types asks for a window; such drafters attend to everything here")
+    return size
 
 
 def _kind_of(rope: JsonObject) -> JsonObject:

@@ -64,7 +64,7 @@ class Eagle3Reader(AbstractReader):
 
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         imported = Imported("eagle3", {}, found.read(found.files))
-        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
+        block = read_block(found.config, faults, model_types=EAGLE_TYPES, windows=True)
         first = "midlayer." if any(name.startswith("midlayer.") for name in found.files) else "layers.0."
         _rename(imported, first, "midlayer.")
         _read_shared(found, block, target, imported, faults)
@@ -83,7 +83,7 @@ class PEagleReader(AbstractReader):
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         imported = Imported("p-eagle", {}, found.read(found.files))
         _read_mask(found, imported, faults)
-        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
+        block = read_block(found.config, faults, model_types=EAGLE_TYPES, windows=True)
         _read_shared(found, block, target, imported, faults)
         return imported
 
@@ -109,7 +109,7 @@ class SpeculatorsReader(AbstractReader):
             faults.raise_any()
         assert isinstance(section, dict)
         imported = Imported("eagle3" if kind == "eagle3" else "p-eagle", {}, found.read(found.files))
-        block = read_block(section, faults, where=SECTION, model_types=EAGLE_TYPES)
+        block = read_block(section, faults, where=SECTION, model_types=EAGLE_TYPES, windows=True)
         if kind == "eagle3":
             _rename(imported, "layers.0.", "midlayer.")
         else:

@@ -33,11 +33,9 @@ from components.drafts.methods.training_time_test import Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockParts, BlockShape, shift_left
 from components.drafts.network.sampling import Ancestry, most_likely
-from components.drafts.settings import EagleBlock
+from components.drafts.settings import EXTRA_DEPTH, EagleBlock
 from components.targets.forward.cuda_graphs import RecordedWork, window_length
 from components.targets.interface import AbstractTarget
-
-EXTRA_DEPTH = 4  # a chain may exceed the trained depth by this
 
 
 class ChainDecoder(NamedTuple):

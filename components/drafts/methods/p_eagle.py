@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import DepthDraft, merged
 from components.drafts.methods.eagle3 import FirstLayer, scale_fuse, tap_sizes
-from components.drafts.methods.one_block import EXTRA_DEPTH
 from components.drafts.methods.training_time_test import attend, select_rows
 from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
 from components.drafts.network.layers import (
@@ -59,7 +58,7 @@ from components.drafts.network.layers import (
 )
 from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear
-from components.drafts.settings import PEagleSettings
+from components.drafts.settings import EXTRA_DEPTH, PEagleSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
     Roots,
@@ -288,14 +287,15 @@ class LayerRows:
     ) -> None:
         """inputs: what q, k, v read at the columns, [B, T, in]; rows: int64 [B, R]; widths: see PEagle.draft_logits."""
         self.shape, self.attention, self.inputs, self.rows, self.widths = shape, layer.self_attn, inputs, rows, widths
-        self.positions, self.visible = causal.at(rows), causal.visible
+        self.causal, self.positions = causal, causal.at(rows)
         self.rope = Rope(shape, causal.positions)
         self.keys, self.values = self.attention.keys_values(inputs, self.rope)
-        self.masked_columns = causal.masked_columns(rows)  # [B, 1, 1, R, T]
+        self.masked_columns = causal.masked_columns(rows, shape.window)  # [B, 1, 1, R, T]
 
     def mixed_at_columns(self) -> Tensor:
         """Every column over those up to itself: [B, A, T, D]."""
-        return attend_visible(self.attention.queries(self.inputs, self.rope), self.keys, self.values, self.visible)
+        visible = self.causal.within(self.shape.window)
+        return attend_visible(self.attention.queries(self.inputs, self.rope), self.keys, self.values, visible)
 
     def mixed_at_roots(self) -> Tensor:
         """The roots only: [B, A, R, D]."""
@@ -313,5 +313,7 @@ class LayerRows:
         for i, width in enumerate(widths):
             shallower = [(keys[j][:, :, :width], values[j][:, :, :width]) for j in range(i + 1)]
             masked = self.masked_columns[..., :width, :]
+            if window := self.shape.window:  # it moves on by a column a depth
+                masked = self.causal.masked_columns(self.rows[:, :width], window, i + 1)
             mixed.append(attend(self.shape, queries[i], self.keys, self.values, masked, shallower))
         return torch.cat(mixed, 2)

@@ -4,6 +4,7 @@ In relative columns: step k at column t is fed x_{t+1+k} and step k-1's output a
 t + k, and sees step-0 columns <= t plus column t of steps 1..k. So the mask is [causal | I | I | ...] and the later
 blocks are diagonals: one score a step instead of a T x T block, joined in one softmax. HASS describes the same in
 absolute columns (its pass j shifts features right by one); a column of pass j there is a root j columns earlier here.
+With a window of W positions step k sees the step-0 columns after t + k - W only, as a cache row at its position does.
 
 That softmax over one causal block and a few extra keys of each row needs no score matrix. Over block scores s_j and
 extra scores r_i of a row, L = log(sum_j e^{s_j} + sum_i e^{r_i}). A flash kernel gives the block's mix o and l = log
@@ -57,12 +58,12 @@ class Unrolled:
         causal: positions and visibility of the columns; None: a document each row.
         """
         causal = CausalMask(next_ids.shape[1], rows.device) if causal is None else causal
-        self.draft, self.positions = draft, causal.at(rows)
+        self.draft, self.causal, self.rows, self.positions = draft, causal, rows, causal.at(rows)
         self.hidden = select_rows(features, rows)  # each step's output takes its place
         inputs, _ = draft.attention_inputs(next_ids, features)
         rope = Rope(draft.shape, causal.positions)
         self.keys, self.values = draft.block.self_attn.keys_values(inputs, rope)  # [B, G, T, D]
-        self.masked = causal.masked_columns(rows)  # [B, 1, 1, R, T]: step-0 columns after the row
+        self.masked = causal.masked_columns(rows, draft.shape.window)  # [B, 1, 1, R, T]: unseen step-0 columns
         self.mask = additive_mask(self.masked, draft.shape.group, self.values.dtype)
         self.later: list[tuple[Tensor, Tensor]] = []  # keys and values of steps 1..k at the rows, [B, G, R, D]
         self.num_steps = 0
@@ -74,6 +75,9 @@ class Unrolled:
         rope = Rope(draft.shape, self.positions + self.num_steps)
         if self.num_steps > 0:
             self.later.append(attention.keys_values(inputs, rope))
+            if window := draft.shape.window:  # it moves on by a column a step
+                self.masked = self.causal.masked_columns(self.rows, window, self.num_steps)
+                self.mask = additive_mask(self.masked, draft.shape.group, self.values.dtype)
         mixed = attend(
             draft.shape, attention.queries(inputs, rope), self.keys, self.values, self.masked, self.later, self.mask
         )

@@ -132,7 +132,10 @@ class CachedBlock:
             self.rotations = torch.polar(sizes, angles).unsqueeze(1)  # [capacity, 1, D / 2]
             # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
             ahead = torch.arange(2 * capacity, device=self.device) - capacity
-            hidden = ahead > torch.arange(FEW_ROWS, device=self.device)[:, None]
+            own = torch.arange(FEW_ROWS, device=self.device)[:, None]
+            hidden = ahead > own
+            if self.shape.window:
+                hidden |= ahead <= own - self.shape.window
             self.masks = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
         size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
         return torch.zeros(size, dtype=self.dtype, device=self.device)
@@ -179,12 +182,17 @@ class CachedBlock:
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
         self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.narrow(0, start, num_rows))
         cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-        keys, values = cache.narrow(1, 0, start + num_rows).unsqueeze(0).split(kv_heads, 1)
+        first = self._first_seen(start + num_rows - 1 if last_only else start)
+        keys, values = cache.narrow(1, first, start + num_rows - first).unsqueeze(0).split(kv_heads, 1)
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
             queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
             return F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
-        return self._attend(rows, keys, values, self._mask(start, num_rows))
+        return self._attend(rows, keys, values, self._mask(start, num_rows)[:, first:])
+
+    def _first_seen(self, row: int) -> int:
+        """The first cache row that a row sees: with a window, those before it are not even read."""
+        return max(0, row + 1 - self.shape.window) if self.shape.window else 0
 
     def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of rotated rows [T, A + 2G, D] over keys and values [1, G, C, D] by mask [T, C]: [T, A * D]."""
@@ -204,7 +212,10 @@ class CachedBlock:
         self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
         cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
-        visible = torch.arange(window, device=columns.device) <= columns[:, None]
+        cached, own = torch.arange(window, device=columns.device), columns[:, None]
+        visible = cached <= own
+        if self.shape.window:
+            visible &= cached > own - self.shape.window
         return self._finish(residual, self._attend(rows, keys, values, visible))
 
     def run_branches(
@@ -219,7 +230,8 @@ class CachedBlock:
         """Write the rows of a tree at cache rows start.. and return the block's output for the last R, [R, H].
 
         qkv, residual: as in `run`. positions: T rotary positions.
-        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all earlier ones.
+        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all earlier ones,
+        with a window those of them inside it.
         """
         shape, num_rows, (num_last, num_visible) = self.shape, qkv.shape[0], visible.shape
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
@@ -231,6 +243,10 @@ class CachedBlock:
         keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
         mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
         mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
+        if self.shape.window:
+            oldest = torch.tensor(positions[num_rows - num_last :], device=self.device)[:, None] - self.shape.window
+            earlier = torch.arange(end - num_visible, device=self.device)
+            mask.narrow(1, 0, end - num_visible).masked_fill_(earlier <= oldest, -math.inf)
         mixed = self._attend(rows[num_rows - num_last :], keys, values, mask)
         return self._finish(residual[num_rows - num_last :], mixed)
 
@@ -257,7 +273,10 @@ class CachedBlock:
         if num_rows <= FEW_ROWS:
             middle = self.masks.shape[1] // 2
             return self.masks[:num_rows, middle - start : middle - start + end]
-        hidden = torch.ones(num_rows, end, dtype=torch.bool, device=self.device).triu_(start + 1)
+        every = torch.ones(num_rows, end, dtype=torch.bool, device=self.device)
+        hidden = every.triu(start + 1)
+        if self.shape.window:
+            hidden |= every.tril_(start - self.shape.window)
         return torch.zeros(num_rows, end, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
 
     def _head_norms(self, attention: AttentionProjections) -> Tensor | None:

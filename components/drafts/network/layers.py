@@ -54,6 +54,7 @@ class BlockShape:
     rope_theta: float
     rope_scaling: tuple[tuple[str, bool | int | float | str], ...] = ()  # entries of EagleBlock.rope_scaling
     qk_norm: bool = False  # an RMSNorm on every head's query and key
+    window: int = 0  # positions that a row attends to, its own and those before it; 0: all
 
     @classmethod
     def of(
@@ -353,17 +354,30 @@ class CausalMask:
         numbers = self.documents.numbers
         return ((self.columns <= self.columns[:, None]) & (numbers[:, None] == numbers[..., None]))[:, None]
 
+    def within(self, window: int) -> Tensor | None:
+        """As `visible`, where a column sees no more than `window` columns, itself counted; 0: no such limit."""
+        if not window:
+            return self.visible
+        near = self.columns > self.columns[:, None] - window
+        return near & (self.columns[:, None] >= self.columns if self.visible is None else self.visible)
+
     def at(self, rows: Tensor) -> Tensor:
         """Positions of the columns rows, int64 [B, R]."""
         return rows if self.documents is None else self.documents.positions.gather(1, rows)
 
-    def masked_columns(self, rows: Tensor) -> Tensor:
-        """Which columns the columns rows, int64 [B, R], do not see: bool [B, 1, 1, R, T]."""
-        later = self.columns > rows[:, None, None, :, None]
+    def masked_columns(self, rows: Tensor, window: int = 0, ahead: int = 0) -> Tensor:
+        """Which columns the columns rows, int64 [B, R], do not see: bool [B, 1, 1, R, T].
+
+        window: above 0, columns outside the window of the position `ahead` after a row's are not seen either.
+        """
+        own = rows[:, None, None, :, None]
+        masked = self.columns > own
+        if window:
+            masked = masked | (self.columns <= own + ahead - window)
         if self.documents is None:
-            return later
+            return masked
         numbers = self.documents.numbers
-        return later | (numbers[:, None] != numbers.gather(1, rows)[..., None])[:, None, None]
+        return masked | (numbers[:, None] != numbers.gather(1, rows)[..., None])[:, None, None]
 
     def is_first(self, batch_size: int) -> Tensor:
         """Mark the columns at position 0: bool [B, T]."""

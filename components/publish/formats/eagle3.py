@@ -29,6 +29,7 @@ from components.publish.formats.llama_block import (
     own_block,
     refuse_qk_norm,
     scaling_field,
+    window_fields,
 )
 from components.targets.shape import TargetShape
 
@@ -57,6 +58,7 @@ class Eagle3Layout(AbstractLlamaLayout):
             "draft_vocab_size": draft_vocab_size(drafter, shape.vocab_size),
             **block_config(drafter, shape),
             **scaling_field(drafter),
+            **window_fields(drafter),
             **{name: True for name in NORM_FLAGS if settings.get(name)},
         }
         taps = drafter.tap_layers or shape.tap_layers

@@ -61,6 +61,8 @@ def write_gguf(
     if converter is None:
         ctx.note(f"no GGUF: llama.cpp's {CONVERTER} is not installed; set {VARIABLE} to its folder, or llama_cpp")
         return None
+    if drafter.settings.get("window"):
+        raise UserError("gguf: llama.cpp lets a drafter attend to everything, and this one sees a window; leave it out")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=ctx.scratch) as work:
         base = Path(work) / "draft"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from components.contract import UserError
-from components.drafts.settings import OWN_SIZES, rope_scaling_fault
+from components.drafts.settings import OWN_SIZES, read_window, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Config, Spec, name_of
 from components.publish.formats.interface import AbstractLayout, DrafterState
@@ -125,6 +125,14 @@ def scaling_field(drafter: DrafterState) -> JsonObject:
     return {"rope_scaling": scaling} if (scaling := drafter.settings.get("rope_scaling")) else {}
 
 
+def window_fields(drafter: DrafterState, num_layers: int = 1) -> JsonObject:
+    """The fields that give every layer of a drafter its window; {} where it attends to everything."""
+    if not (window := drafter.settings.get("window")):
+        return {}
+    switch = {"use_sliding_window": True, "max_window_layers": 0} if drafter.settings.get("qk_norm") else {}
+    return {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window, **switch}
+
+
 def refuse_qk_norm(drafter: DrafterState, format: str) -> None:
     """Raise UserError for a drafter whose queries and keys have norms: readers of Llama blocks pass over them."""
     if drafter.settings.get("qk_norm"):
@@ -136,7 +144,7 @@ def refuse_qk_norm(drafter: DrafterState, format: str) -> None:
 def own_block(config: Config, shape: TargetShape, location: str) -> JsonObject:
     """The settings of a drafter whose block is not the target's in every field: the inverse of `block_config`.
 
-    Raises UserError for a rotary scaling that no drafter here can have.
+    Raises UserError for a rotary scaling or a window that no drafter here can have.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", "type") and value is not None}
@@ -144,9 +152,14 @@ def own_block(config: Config, shape: TargetShape, location: str) -> JsonObject:
     scaling = {} if scaling["rope_type"] == "default" else scaling
     if fault := rope_scaling_fault(scaling):
         raise UserError(f"{location}: {fault}")
+    window, fault = read_window(config)
+    if fault:
+        raise UserError(f"{location}: {fault}")
     stated = {**config, "head_dim": head_dim_of(config)}
     return {name: stated[name] for name in OWN_SIZES if stated[name] != getattr(shape, name)} | (
-        ({"rope_scaling": scaling} if scaling else {}) | ({"qk_norm": True} if has_qk_norm(config) else {})
+        ({"rope_scaling": scaling} if scaling else {})
+        | ({"qk_norm": True} if has_qk_norm(config) else {})
+        | ({"window": window} if window else {})
     )
 
 

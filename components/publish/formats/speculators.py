@@ -52,6 +52,7 @@ from components.publish.formats.llama_block import (
     check_width,
     dtype_of,
     own_block,
+    window_fields,
 )
 from components.targets.shape import TargetShape
 
@@ -88,6 +89,7 @@ class SpeculatorsLayout(AbstractLayout):
             LAYER: {
                 "model_type": "qwen3" if settings.qk_norm else "llama",
                 **block,
+                **window_fields(drafter, num_layers),
                 "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             },
             "speculators_config": {

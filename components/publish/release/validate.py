@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from components.contract import UserError
+from components.drafts.settings import read_window
 from components.drafts.storage.quantisation import parse_storage
 from components.engines.profiles import ENGINES, NORM_FLAGS, profile_of, refusals, remark_on
 from components.methods import METHODS
@@ -83,7 +84,7 @@ def _engine_lines(format: str, checkpoint: Checkpoint, shape: TargetShape) -> li
     method = layout_of(format).methods[-1 if config.get("speculators_model_type") == "peagle" else 0]
     block = config.get("transformer_layer_config", config)
     settings = {name: config.get(name, False) for name in NORM_FLAGS}
-    settings["qk_norm"] = has_qk_norm(block)
+    settings |= {"qk_norm": has_qk_norm(block), "window": read_window(block)[0]}
     settings |= {"num_layers": block.get("num_hidden_layers", 1)} if method != "mtp" else {}
     bias = checkpoint.tensors.get("fc.bias")
     settings |= {"mtp_modules": config.get("num_nextn_predict_layers"), "first_hidden": "post_norm"}

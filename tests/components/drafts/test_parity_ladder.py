@@ -149,19 +149,25 @@ def test_a_sample_learnt_by_heart_is_drafted_by_heart(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "family", "taps"),
+    ("method", "family", "taps", "settings"),
     [
-        *itertools.product(TRAINED, FAMILIES, [None]),
-        *itertools.product(READING, ("llama",), ODD_TAPS),
+        *itertools.product(TRAINED, FAMILIES, [None], [{}]),
+        *itertools.product(READING, ("llama",), ODD_TAPS, [{}]),
+        ("eagle3", "llama", None, {"ttt_steps": 3, "window": 7}),
+        ("p-eagle", "llama", None, {"parallel_depth": 3, "window": 7}),
     ],
 )
 def test_training_graph_equals_cached_decoding(
-    method: str, family: str, taps: TapLayers | None, tiny_target: Callable[[str], AbstractTarget]
+    method: str,
+    family: str,
+    taps: TapLayers | None,
+    settings: dict[str, Any],
+    tiny_target: Callable[[str], AbstractTarget],
 ) -> None:
     """Feed the graph the tokens that decoding drafted: every step's distribution is the same within 1e-4."""
     target = tiny_target(family)
     target = target if taps is None else tapping(target, taps)
-    draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
+    draft, batch = new_draft(target, method, **settings), batch_of(target, num_rows=1)
     committed, depth = 12, draft.num_steps
 
     def columns(start: int, stop: int) -> CommittedPositions:

@@ -44,3 +44,4 @@ def test_engines_that_pass_over_what_an_imported_drafter_has_of_its_own_refuse_i
 
     assert refusing("own_embedding") == {"sglang", "mnn", "tensorrt-llm", "openvino"}
     assert refusing("qk_norm") == {"sglang", "mnn", "tensorrt-llm", "openvino", "vllm", "llama.cpp"}
+    assert refusing("window") == {"sglang", "mnn", "tensorrt-llm", "openvino", "llama.cpp"}

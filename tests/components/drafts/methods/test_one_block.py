@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,18 +20,21 @@ METHODS = ("eagle1", "eagle3", "hass")
 MakeTarget = Callable[[str], AbstractTarget]
 
 
-def drafter_of(target: AbstractTarget, method: str) -> OneBlockDraft:
-    drafter = new_draft(target, method)
+WINDOWED = {"eagle3": {"ttt_steps": 3, "window": 7}, "p-eagle": {"parallel_depth": 3, "window": 7}}
+
+
+def drafter_of(target: AbstractTarget, method: str, **settings: object) -> OneBlockDraft:
+    drafter = new_draft(target, method, **settings)
     assert isinstance(drafter, OneBlockDraft)
     drafter.eval().requires_grad_(False)
     return drafter
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_guesses_are_those_of_the_ordinary_way(method: str, tiny_target: MakeTarget) -> None:
+@pytest.mark.parametrize(("method", "settings"), [*((one, {}) for one in METHODS), ("eagle3", WINDOWED["eagle3"])])
+def test_guesses_are_those_of_the_ordinary_way(method: str, settings: dict[str, Any], tiny_target: MakeTarget) -> None:
     """Prompt, then 1 to depth + 1 columns at a time, depths in turn; then all of it again on the same memory."""
     target = tiny_target("llama")
-    ordinary, batch = drafter_of(target, method), batch_of(target, num_rows=1)
+    ordinary, batch = drafter_of(target, method, **settings), batch_of(target, num_rows=1)
     graphed = GraphedChain(ordinary)
     for _ in range(2):
         states, done = (ordinary.new_state(40), graphed.new_state(40)), 0
@@ -67,3 +71,58 @@ def test_states_that_live_side_by_side_have_memory_of_their_own(tiny_target: Mak
     address = one.cache.data_ptr()
     del one
     assert graphed.new_state(16).cache.data_ptr() == address
+
+
+@pytest.mark.parametrize("method", WINDOWED)
+def test_with_a_window_drafts_leave_no_trace_and_a_batch_drafts_as_each_alone(
+    method: str, tiny_target: MakeTarget
+) -> None:
+    """Columns come one, few and more at a time, after drafts of any depth; the training graph is the reference."""
+    target = tiny_target("llama")
+    drafter: Any = new_draft(target, method, **WINDOWED[method])
+    batch, rng = batch_of(target, num_rows=2, num_tokens=40), torch.Generator()
+    expected = [
+        drafter.propose_at_every_position(*row, 3).tokens for row in zip(batch.ids, batch.taps, batch.last, strict=True)
+    ]
+    states, done = [drafter.new_state(48) for _ in range(2)], [0, 0]
+    for sizes, depth in (((20, 9), 3), ((1, 4), 1), ((3, 1), 3), ((2, 18), 3), ((1, 1), 3)):
+        parts = [
+            CommittedPositions(ids[at + 1 : at + size + 1], taps[at : at + size], last[at : at + size])
+            for ids, taps, last, at, size in zip(batch.ids, batch.taps, batch.last, done, sizes, strict=True)
+        ]
+        done = [at + size for at, size in zip(done, sizes, strict=True)]
+        said = drafter.propose_batch(states, parts, depth, Sampling(), [rng, rng])
+        for proposal, positions, at in zip(said, expected, done, strict=True):
+            assert proposal.tokens.tolist() == positions[at - 1, :depth].tolist()
+
+
+def test_what_lies_outside_the_window_changes_nothing_and_what_lies_inside_does(tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    drafter, batch = drafter_of(target, "eagle3", ttt_steps=3, window=7), batch_of(target, num_rows=1)
+
+    def logits(changed: int) -> list[torch.Tensor]:
+        taps = batch.taps.clone()
+        taps[0, changed] += 5.0
+        with torch.no_grad():
+            return list(drafter.teacher_forced(batch._replace(taps=taps), torch.tensor([[12]])))
+
+    alike = [[torch.equal(*pair) for pair in zip(logits(at), logits(0), strict=True)] for at in range(13)]
+    assert alike[:6] == [[True] * 3] * 6  # column 6 is the oldest of the first step's window, 12 - 7 < 6
+    assert not any(alike[6][:1]) and alike[8][0] is False
+
+
+def test_the_branches_of_a_windowed_tree_are_drafted_as_chains_are(tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    drafter, batch = drafter_of(target, "eagle3", ttt_steps=3, window=7), batch_of(target, num_rows=1)
+    root = 12
+    part = CommittedPositions(batch.ids[0, 1 : root + 2], batch.taps[0, : root + 1], batch.last[0, : root + 1])
+    branches = drafter.begin(drafter.new_state(40), part, 3)
+    first = branches.expand([-1, -1], torch.tensor([4, 6]))
+    second = branches.expand([0, 1], torch.tensor([8, 10]))
+    for branch, tokens in enumerate(([4, 8], [6, 10])):
+        ids = batch.ids.clone()
+        ids[0, root + 2 : root + 4] = torch.tensor(tokens)
+        with torch.no_grad():
+            steps = [step[0, 0] for step in drafter.teacher_forced(batch._replace(ids=ids), torch.tensor([[root]]))]
+        for found, expected in zip((branches.root, first[branch], second[branch]), steps, strict=True):
+            torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.drafts.network.layers import packed_rows, reachable, shift_left
+from components.drafts.network.layers import CausalMask, Documents, packed_rows, reachable, shift_left
 
 
 def test_six_token_example() -> None:
@@ -45,3 +45,16 @@ def test_shifting_left_ends_in_zeros() -> None:
     values = torch.tensor([[1, 2, 3]])
     assert shift_left(values, 1).tolist() == [[2, 3, 0]]
     assert shift_left(values, 5).tolist() == [[0, 0, 0]]
+
+
+def test_with_a_window_a_packed_column_sees_the_last_positions_of_its_own_document() -> None:
+    numbers = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, -1]])
+    causal = CausalMask(9, numbers.device, Documents(numbers, torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0]])))
+    seen, rows = causal.within(3), torch.tensor([[4, 7]])
+    assert seen is not None
+    for column in range(8):
+        expected = [number == numbers[0, column] and 0 <= column - i < 3 for i, number in enumerate(numbers[0])]
+        assert seen[0, 0, column].tolist() == expected
+    assert torch.equal(~causal.masked_columns(rows, 3)[0, 0, 0], seen[0, 0, rows[0]])
+    two_ahead = ~causal.masked_columns(rows, 3, 2)[0, 0, 0]
+    assert two_ahead.nonzero().tolist() == [[0, 4], [1, 7]]

@@ -21,7 +21,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def test_there_and_back_again(pair: Pair, tmp_path: Path) -> None:
-    settings = {**OWN_BLOCK, "rope_scaling": LLAMA3, "norm_before_residual": True, "fc_norm": True}
+    settings = {**OWN_BLOCK, "rope_scaling": LLAMA3, "norm_before_residual": True, "fc_norm": True, "window": 12}
     network = pair.network("eagle3", settings, CUT)
     first = pair.write("eagle3", network, settings, tmp_path / "first")
     target = str(pair.artifact.info["model"])
