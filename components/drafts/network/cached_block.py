@@ -132,10 +132,10 @@ class CachedBlock:
             self.rotations = torch.polar(sizes, angles).unsqueeze(1)  # [capacity, 1, D / 2]
             # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
             ahead = torch.arange(2 * capacity, device=self.device) - capacity
-            own = torch.arange(FEW_ROWS, device=self.device)[:, None]
-            hidden = ahead > own
+            row = torch.arange(FEW_ROWS, device=self.device)[:, None]
+            hidden = ahead > row
             if self.shape.window:
-                hidden |= ahead <= own - self.shape.window
+                hidden |= ahead <= row - self.shape.window
             self.masks = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
         size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
         return torch.zeros(size, dtype=self.dtype, device=self.device)
@@ -212,10 +212,10 @@ class CachedBlock:
         self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
         cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
-        cached, own = torch.arange(window, device=columns.device), columns[:, None]
-        visible = cached <= own
+        cached, at = torch.arange(window, device=columns.device), columns[:, None]
+        visible = cached <= at
         if self.shape.window:
-            visible &= cached > own - self.shape.window
+            visible &= cached > at - self.shape.window
         return self._finish(residual, self._attend(rows, keys, values, visible))
 
     def run_branches(

@@ -370,10 +370,10 @@ class CausalMask:
 
         window: above 0, columns outside the window of the position `ahead` after a row's are not seen either.
         """
-        own = rows[:, None, None, :, None]
-        masked = self.columns > own
+        at = rows[:, None, None, :, None]
+        masked = self.columns > at
         if window:
-            masked = masked | (self.columns <= own + ahead - window)
+            masked = masked | (self.columns <= at + ahead - window)
         if self.documents is None:
             return masked
         numbers = self.documents.numbers

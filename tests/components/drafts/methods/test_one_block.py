@@ -124,5 +124,5 @@ def test_the_branches_of_a_windowed_tree_are_drafted_as_chains_are(tiny_target: 
         ids[0, root + 2 : root + 4] = torch.tensor(tokens)
         with torch.no_grad():
             steps = [step[0, 0] for step in drafter.teacher_forced(batch._replace(ids=ids), torch.tensor([[root]]))]
-        for found, expected in zip((branches.root, first[branch], second[branch]), steps, strict=True):
-            torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
+        for drafted, expected in zip((branches.root, first[branch], second[branch]), steps, strict=True):
+            torch.testing.assert_close(drafted.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=0)
