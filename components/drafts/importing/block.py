@@ -125,11 +125,10 @@ def check_block(
 
 def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remarks: list[str]) -> JsonObject:
     """The settings of EagleBlock in which a block is not its target's, each a remark; a fault for what it cannot be."""
-    own: JsonObject = {}
+    own: JsonObject = {"window": block.window} if block.window else {}
     if block.qk_norm:
         own["qk_norm"] = True
     if block.window:
-        own["window"] = block.window
         remarks.append(f"its attention sees {block.window} positions")
     for name in OWN_SIZES:
         mine, theirs = getattr(block, name), getattr(shape, name)
