@@ -239,6 +239,9 @@ class StopChoice:
     meas_lo: float | None = None
     meas_hi: float | None = None
     num_prompts_meas: int = 0
+    p_min_gain_meas: float | None = None
+    p_min_meas_lo: float | None = None
+    p_min_meas_hi: float | None = None
     divergences: int = 0  # outputs that differ from plain decoding beyond a tie
 
     @property

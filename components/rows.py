@@ -425,7 +425,8 @@ class StopRun:
     """One timed generation beside others of the same prompt: does ending chains by confidence pay while decoding?
 
     arm: plain (decoding without a drafter) | fixed (chains of depth_k) | stop (chains of at most depth_k that end by
-    confidence). tokens and elapsed_ns are those after the first token, as the clock had them; arms took turns.
+    confidence) | p_min (those that end before the first draft token below one threshold). tokens and elapsed_ns are
+    those after the first token, as the clock had them; arms took turns.
     """
 
     session_id: str

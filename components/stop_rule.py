@@ -22,6 +22,7 @@ speedup/stop_fitting.py fits calibration and thresholds to what a round costs.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,15 @@ class StopRule:
     def __post_init__(self) -> None:
         assert len(self.calibration) == len(self.draft_from) == len(self.verify_from) > 0
         assert self.draft_from[0] == 0.0, "the first pass always runs"
+
+    @classmethod
+    def of_least(cls, least: float, depth: int) -> StopRule:
+        """A chain of at most `depth` tokens that ends before the first one of a lower probability: llama.cpp's `p_min`.
+
+        The curve jumps from 0 to 1 at `least`, so that survival is 1 until the chain ends.
+        """
+        jump = Calibration((math.nextafter(least, -1.0), least), (0.0, 1.0))
+        return cls((jump,) * depth, (0.0,) * depth, (0.5,) * depth)
 
     @classmethod
     def of_json(cls, fields: JsonObject) -> StopRule:

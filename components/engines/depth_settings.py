@@ -17,7 +17,9 @@ Forms, read in the engines' own documents and sources (November 2026):
   TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
                 key. (Older versions read the keys as first batch sizes.)
   llama.cpp     --spec-type, without which it loads a draft and decodes plainly; --spec-draft-n-max, with
-                --spec-draft-p-min 0 so that every draft is of that length.
+                --spec-draft-p-min 0 so that every draft is of that length; where ending drafts before the first one
+                below a threshold was measured to be faster, that threshold, with the depth that suits it. llama.cpp
+                takes probabilities over its ten likeliest tokens, so that they are a little above ours.
   MNN           `draft_predict_length` in config.json; EAGLE also takes `eagle_depth`, and `eagle_topk` 1 for a chain.
 """
 
@@ -78,7 +80,7 @@ def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
         for c in policy.contexts
         if c.draft_key == winner.draft_key
     ]
-    settings = settings_for(winner.method, by_batch, contexts)
+    settings = settings_for(winner.method, by_batch, contexts, _least_probability(policy, winner.draft_key))
     return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
 
 
@@ -101,10 +103,26 @@ def engine_lines(engines: JsonObject) -> list[str]:
     return lines
 
 
-def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[DepthChoice] = ()) -> JsonObject:
+def _least_probability(policy: Policy, draft_key: str) -> tuple[float, int] | None:
+    """(p_min, depth) of one sequence at a time, where decoding with it was measured to be surely faster."""
+    sure = (
+        s
+        for s in policy.stops
+        if (s.draft_key, s.batch_size) == (draft_key, 1) and s.p_min and (s.p_min_meas_lo or 0.0) > 1.0
+    )
+    return next(((s.p_min, s.p_min_depth) for s in sure), None)
+
+
+def settings_for(
+    method: str,
+    by_batch: Mapping[int, int],
+    contexts: Sequence[DepthChoice] = (),
+    least_probability: tuple[float, int] | None = None,
+) -> JsonObject:
     """Settings by engine; {} where all depths are 0.
 
-    by_batch: measured batch size -> depth. contexts: choices by context length.
+    by_batch: measured batch size -> depth. contexts: choices by context length. least_probability: (p_min, depth) for
+    engines that end drafts by a single threshold.
     """
     ranges = batch_ranges(by_batch)
     first, deepest = by_batch[min(by_batch)], max(by_batch.values())
@@ -125,7 +143,8 @@ def settings_for(method: str, by_batch: Mapping[int, int], contexts: Sequence[De
     sglang += ["--speculative-num-draft-tokens", depth + 1]
     if method in _SGLANG:
         sglang = ["--speculative-algorithm", _SGLANG[method], *sglang]
-    llama_cpp: list[Any] = ["--spec-draft-n-max", depth, "--spec-draft-p-min", 0]
+    p_min, longest = least_probability or (0, depth)
+    llama_cpp: list[Any] = ["--spec-draft-n-max", longest, "--spec-draft-p-min", p_min]
     if method in _LLAMA_CPP:
         llama_cpp = ["--spec-type", _LLAMA_CPP[method], *llama_cpp]
     mnn: JsonObject = {"draft_predict_length": depth}

@@ -268,7 +268,8 @@ def stop_table(stops: Iterable[StopChoice], roles: Mapping[str, str]) -> Table:
             "of the oracle": lambda s: format_percent(s.share_of_oracle),
             "calibration error": lambda s: f"{s.calibration_error:.3f}",
             "p_min (depth)": lambda s: f"{s.p_min:.2f} ({s.p_min_depth})",
-            "its gain": lambda s: format_estimate(s.p_min_gain, s.p_min_gain_lo, s.p_min_gain_hi),
+            "its gain, predicted": lambda s: format_estimate(s.p_min_gain, s.p_min_gain_lo, s.p_min_gain_hi),
+            "measured": lambda s: format_estimate(s.p_min_gain_meas, s.p_min_meas_lo, s.p_min_meas_hi),
             "chosen": lambda s: "by confidence" if s.chosen else "fixed depth",
         },
     )

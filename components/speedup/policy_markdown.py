@@ -119,7 +119,8 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
     """A table with one line for each stop rule: against the best fixed depth, and a single threshold beside it."""
     header = [
         "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "measured gain",
-        "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "chosen",
+        "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "measured",
+        "chosen",
     ]  # fmt: skip
     rows = [
         [
@@ -129,19 +130,26 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
             str(s.fixed_depth),
             f"{s.speedup_fixed:.2f}x",
             f"{s.speedup:.2f}x",
-            f"{s.gain:.3f}x [{s.gain_lo:.3f}, {s.gain_hi:.3f}]",
-            "-" if s.gain_meas is None else f"{s.gain_meas:.3f}x [{s.meas_lo:.3f}, {s.meas_hi:.3f}]",
+            _gain_cell(s.gain, s.gain_lo, s.gain_hi),
+            _gain_cell(s.gain_meas, s.meas_lo, s.meas_hi),
             f"{s.share_of_oracle:.2f}",
             f"{s.al:.2f}",
             f"{s.drafted:.2f}",
             f"{s.calibration_error:.3f}",
             f"{s.p_min:.3f} ({s.p_min_depth})",
-            f"{s.p_min_gain:.3f}x [{s.p_min_gain_lo:.3f}, {s.p_min_gain_hi:.3f}]",
+            _gain_cell(s.p_min_gain, s.p_min_gain_lo, s.p_min_gain_hi),
+            "-"
+            if s.p_min_gain_meas is None
+            else f"{s.p_min_gain_meas:.3f}x [{s.p_min_meas_lo:.3f}, {s.p_min_meas_hi:.3f}]",
             "stop by confidence" if s.chosen else "fixed depth",
         ]
         for s in stops
     ]
     return Table(header, rows)
+
+
+def _gain_cell(gain: float | None, low: float | None, high: float | None) -> str:
+    return "-" if gain is None else f"{gain:.3f}x [{low:.3f}, {high:.3f}]"
 
 
 def choice_cells(choices: Iterable[DepthChoice]) -> Table:

@@ -101,15 +101,17 @@ def confirm_stop(
 def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num_draws: int, seed: int) -> StopChoice:
     """The rule with its measured gain; as it is where it was not measured."""
     of_drafter = [r for r in runs if (r.draft_key, r.batch_size) == (stop.draft_key, stop.batch_size)]
-    stopped, fixed = (
+    stopped, least, fixed = (
         [r for r in of_drafter if (r.arm, r.depth_k) == arm]
-        for arm in (("stop", stop.rule.depth), ("fixed", stop.fixed_depth))
+        for arm in (("stop", stop.rule.depth), ("p_min", stop.p_min_depth), ("fixed", stop.fixed_depth))
     )
     processes = sorted({r.process for r in of_drafter})
     ratio = speed_ratio(_timed(stopped), _timed(fixed), processes, num_draws, seed)
-    if ratio is None:
+    least_ratio = speed_ratio(_timed(least), _timed(fixed), processes, num_draws, seed)
+    if ratio is None or least_ratio is None:
         return stop
     low, high = ratio.ratio.interval()
+    least_low, least_high = least_ratio.ratio.interval()
     p_above = ratio.ratio.p_above(1.0)
     return replace(
         stop,
@@ -117,7 +119,10 @@ def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num
         meas_lo=low,
         meas_hi=high,
         num_prompts_meas=len(ratio.prompts),
-        divergences=sum(r.identical is False and not r.tie for r in stopped),
+        p_min_gain_meas=least_ratio.ratio.value,
+        p_min_meas_lo=least_low,
+        p_min_meas_hi=least_high,
+        divergences=sum(r.identical is False and not r.tie for r in (*stopped, *least)),
         chosen=ratio.ratio.is_decisive and p_above is not None and p_above >= confidence,
     )
 

@@ -38,6 +38,7 @@ LEAST_ROUNDS: Final = 50
 """Fewer rounds that reach a depth give no curve of their own; the depth takes that of the one before."""
 MOST_FITS: Final = 8
 NEVER: Final = 2.0  # a threshold that no survival reaches
+NUM_FITTED: Final = 20  # points at most through which a calibration curve is fitted
 NUM_BINS: Final = 10  # of a reliability diagram
 
 
@@ -212,14 +213,23 @@ def calibrate(rows: Answer) -> tuple[Calibration, ...]:
             continue
         hits = (rows.accepted[reaching] > j).astype(float)
         # Equal confidences are one point: in any order among themselves the last would be the lucky ones.
-        confidence, group = np.unique(rows.confidence[reaching, j], return_inverse=True)
+        points, point = np.unique(rows.confidence[reaching, j], return_inverse=True)
+        group = _bins(np.bincount(point))[point]
         weights = np.bincount(group).astype(float)
+        confidence = np.bincount(group, weights=points[point]) / weights
         shares = np.bincount(group, weights=hits) / weights
         # Half a hit and half a miss more at either end keep a curve of few rounds off 0 and 1.
         fitted = isotonic_regression([0.5, *shares, 0.5], weights=[1.0, *weights, 1.0]).x[1:-1]
         edge = 1.0 / (len(hits) + 2)
         curves.append(_knots(confidence, weights, np.clip(fitted, edge, 1.0 - edge)))
     return tuple(curves)
+
+
+def _bins(counts: Integers) -> Integers:
+    """The bin of each point, NUM_FITTED each about as many rows; single rows at the ends would follow chance."""
+    before = np.cumsum(counts) - counts
+    bins = before * min(NUM_FITTED, max(1, int(counts.sum()) // LEAST_ROUNDS)) // counts.sum()
+    return np.asarray(np.unique(bins, return_inverse=True)[1])
 
 
 def _knots(confidence: Floats, weights: Floats, fitted: Floats) -> Calibration:

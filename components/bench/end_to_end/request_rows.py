@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from components.bench.acceptance import repeated_bigrams
 from components.bench.end_to_end.identity import NOT_COMPARED, Identity, IdentityChecker, PlainText
 from components.bench.end_to_end.timed_runs import TimedRun
+from components.bench.settings import Dtype
 from components.methods import is_trained
 from components.rows import QualityFlag, Request, Round
 from components.targets.interface import AbstractTarget
@@ -32,7 +33,7 @@ class Conditions:
 
     session_id: str
     target_key: str
-    dtype: str
+    dtype: Dtype
     num_threads: int
 
 

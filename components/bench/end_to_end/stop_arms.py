@@ -1,13 +1,14 @@
 """Step `bench.compare_stop`: chains that end by confidence against the best fixed depth, decoding in turns.
 
-For every rule of the policy (speedup.choose_stop) three arms decode the same prompts in turns, in several fresh
-processes: plain decoding, chains of the best fixed depth, and chains that the rule ends. Batch sizes are measured one
-after the other, since each has rules of its own. Times are as the clock had them: the arms share what disturbs them.
+For every rule of the policy (speedup.choose_stop) four arms decode the same prompts in turns, in several fresh
+processes: plain decoding, chains of the best fixed depth, chains that the rule ends, and chains that a single threshold
+ends (llama.cpp's `p_min`). Batch sizes are measured one after the other, since each has rules of its own. Times are as
+the clock had them: the arms share what disturbs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from components.bench import clock
 from components.bench.calibration import resolve_tuning
@@ -22,6 +23,7 @@ from components.bench.settings import Dtype
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.policy import StopChoice, read_policy
 from components.rows import StopRun, write_rows
+from components.stop_rule import StopRule
 from components.targets.load import open_target
 
 
@@ -60,7 +62,7 @@ def compare_stop(
     sizes = sorted({stop.batch_size for stop in stops})
     studies = []
     for number, size in enumerate(sizes):
-        arms = arms_of([stop for stop in stops if stop.batch_size == size])
+        arms = list(arms_of([stop for stop in stops if stop.batch_size == size]))
         ctx.note(f"batch size {size}: {', '.join(arm.label for arm in arms)}")
         study = Study(
             StudyPlan(arms, frozenset(), timed_prompts, warm_up, [size], max_new_tokens),
@@ -74,7 +76,8 @@ def compare_stop(
         study.run(seconds / len(sizes), num_processes)
         studies.append(study)
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
-    rows = [row for study in studies for row in _stop_runs(study, target, tuned.kernel, dtype, shared, ctx)]
+    names = arms_of(stops)
+    rows = [row for study in studies for row in _stop_runs(study, names, target, tuned.kernel, shared, ctx)]
     write_rows(ctx.out, rows)
     facts = {"kernel": tuned.kernel, "num_threads": tuned.num_threads, "machine_id": machine.machine_id}
     return Measurements.of_step(
@@ -88,21 +91,22 @@ def compare_stop(
     )
 
 
-def arms_of(stops: Sequence[StopChoice]) -> list[Arm]:
-    """Plain decoding, and for each rule chains of its fixed depth and chains that it ends."""
-    pairs = [
-        (Arm(s.method, s.draft_key, s.fixed_depth), Arm(s.method, s.draft_key, s.rule.depth, stop=s.rule))
-        for s in stops
-    ]
-    return [PLAIN, *dict.fromkeys(arm for pair in pairs for arm in pair)]
+def arms_of(stops: Sequence[StopChoice]) -> dict[Arm, str]:
+    """Plain decoding and, for each rule, the arms of StopRun; arm -> its name there."""
+    arms = {PLAIN: "plain"}
+    for s in stops:
+        arms[Arm(s.method, s.draft_key, s.fixed_depth)] = "fixed"
+        arms[Arm(s.method, s.draft_key, s.rule.depth, stop=s.rule)] = "stop"
+        arms[Arm(s.method, s.draft_key, s.p_min_depth, stop=StopRule.of_least(s.p_min, s.p_min_depth))] = "p_min"
+    return arms
 
 
 def _stop_runs(
-    study: Study, target: Target, kernel: str, dtype: Dtype, shared: Conditions, ctx: Context
+    study: Study, names: Mapping[Arm, str], target: Target, kernel: str, shared: Conditions, ctx: Context
 ) -> list[StopRun]:
     runs = timed_runs(study.group_runs)
     with clock.threads(shared.num_threads):
-        model = open_target(target, device=ctx.device, dtype=dtype, kernel=kernel)
+        model = open_target(target, device=ctx.device, dtype=shared.dtype, kernel=kernel)
         requests = request_rows(runs, model, shared)
     return [
         StopRun(
@@ -110,7 +114,7 @@ def _stop_runs(
             target_key=r.target_key,
             draft_key=r.draft_key,
             method=r.method,
-            arm="plain" if run.arm.is_plain else "fixed" if run.arm.stop is None else "stop",
+            arm=names[run.arm],
             depth_k=r.depth_k,
             prompt_id=r.prompt_id,
             workload=r.workload,

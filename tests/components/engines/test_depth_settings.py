@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from components.engines.depth_settings import ENGINE_OF_SETTING, engine_settings, engines_without_method, settings_for
 from components.engines.profiles import kind_of, profile_of, refusals
 from components.methods import METHODS
-from components.policy import Policy, Winner
+from components.policy import Policy, StopChoice, Winner
 from components.rows import DepthChoice
 
 SETTINGS: dict[str, dict[str, object]] = {
@@ -53,3 +55,13 @@ def test_vllms_medusa_is_told_the_chosen_depth_though_a_larger_batch_has_a_deepe
     assert settings_for("medusa", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
     assert settings_for("medusa", {1: 0, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
     assert settings_for("eagle3", {1: 2, 8: 4})["vllm"]["speculative_config"]["num_speculative_tokens"] == 4
+
+
+@pytest.mark.parametrize(("low", "flags"), [(1.01, ["4", "0.55"]), (0.99, ["2", "0"]), (None, ["2", "0"])])
+def test_llama_cpp_ends_drafts_by_a_threshold_only_where_that_was_measured_to_be_faster(
+    low: float | None, flags: list[str]
+) -> None:
+    numbers = {f.name: 1 for f in dataclasses.fields(StopChoice)} | {"p_min": 0.55, "p_min_depth": 4}
+    stop = StopChoice(**{**numbers, "draft_key": "d", "method": "eagle3", "p_min_meas_lo": low})  # type: ignore[arg-type]
+    told = engine_settings(dataclasses.replace(policy_for("eagle3"), stops=[stop]), [])["llama_cpp"]["flags"]
+    assert told[told.index("--spec-draft-n-max") + 1 :: 2] == flags

@@ -154,3 +154,15 @@ def test_least_probability_ends_before_the_first_unlikely_token() -> None:
     answer = Answer(np.array([2, 2]), np.array([[0.9, 0.2, 0.9], [0.9, 0.8, 0.7]]))
     passes, verified = least_probability_chains(0.5, 3)(answer)
     assert passes.tolist() == [2, 3] and verified.tolist() == [1, 3]
+
+
+def test_a_single_threshold_is_a_rule_whose_curves_jump_at_it() -> None:
+    """llama.cpp's `p_min`, decoded as a stop rule, is what the replay takes it for."""
+    rng = np.random.default_rng(7)
+    confidence = rng.integers(0, 11, size=(400, 5)) / 10.0
+    answer = Answer(rng.integers(0, 6, size=400), confidence)
+    for least, depth in ((0.0, 3), (0.3, 5), (0.7, 4), (1.0, 1)):
+        rule = StopRule.of_least(least, depth)
+        passes, verified = least_probability_chains(least, depth)(answer)
+        lengths = [rule.length(row[:depth]) for row in confidence.tolist()]
+        assert lengths == list(zip(passes.tolist(), verified.tolist(), strict=True))

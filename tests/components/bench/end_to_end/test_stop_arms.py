@@ -67,12 +67,13 @@ def test_each_rule_decodes_the_prompts_of_its_fixed_depth(
             ("plain", 0),
             ("fixed", stop.fixed_depth),
             ("stop", stop.rule.depth),
+            ("p_min", stop.p_min_depth),
         }
         # Two processes of one prompt each at least, every arm on the same prompts as often.
         turns = {(row.prompt_id, row.process, row.rep): 0 for row in of_size}
         for row in of_size:
             turns[row.prompt_id, row.process, row.rep] += 1
-        assert set(turns.values()) <= {2, 3} and len({row.process for row in of_size}) >= 2
+        assert set(turns.values()) <= {3, 4} and len({row.process for row in of_size}) >= 2
     assert all(row.identical or row.tie for row in rows if row.arm != "plain")
     assert all(row.num_accepted <= row.num_drafted <= row.depth_k * row.num_rounds for row in rows)
 
@@ -85,6 +86,7 @@ def test_the_policy_tells_what_was_measured(ruled: tuple[Path, DepthPolicy], mea
         assert after.gain == before.gain and after.divergences == 0
         assert after.gain_meas is not None and after.meas_lo is not None and after.meas_hi is not None
         assert after.meas_lo <= after.gain_meas <= after.meas_hi
+        assert after.p_min_gain_meas is not None and after.p_min_meas_lo is not None
         assert after.num_prompts_meas == len({row.prompt_id for row in rows if row.arm == "stop"})
         assert not after.chosen, "four prompts decide nothing"
 
