@@ -136,7 +136,14 @@ class Faulty:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, verify: Verify) -> None:
+    """Every round is verified so, also those in which nothing was drafted."""
+
+    def plain_round(run: Any, newest: Tensor) -> tuple[VerifyResult, TargetPass]:
+        out = run.target.forward(newest.unsqueeze(0), run.cache, logits="last", features=run.features)
+        return verify(out.logits[0], newest[:0]), out
+
     monkeypatch.setattr("components.decoding.chain.verify_greedy", verify)
+    monkeypatch.setattr("components.decoding.chain._ChainRun._plain_round", plain_round)
 
 
 def test_an_honest_run_passes(subject: Subject) -> None:
