@@ -151,7 +151,7 @@ def read_window(config: Mapping[str, Any]) -> tuple[int, str]:
     windowed, on = bool(kinds) and set(map(str, kinds)) == {"sliding_attention"}, bool(config.get("use_sliding_window"))
     if not windowed:
         mixed = on or any(kind != "full_attention" for kind in kinds)
-        return 0, "layer_types and use_sliding_window do not ask for one window in all layers" if mixed else ""
+        return 0, "layer_types or use_sliding_window asks for a window, but not for one in all layers" if mixed else ""
     if config.get("model_type") == "qwen3" and not on:
         return 0, "layer_types asks for a window that use_sliding_window turns off"
     if type(size) is not int or size < 1:
