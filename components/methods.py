@@ -26,7 +26,7 @@ MethodName = Literal[
     "p-eagle",
     "suffix",
 ]
-Format = Literal["eagle1", "eagle3", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+Format = Literal["eagle1", "eagle3", "dflash", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ METHODS: dict[str, Method] = {
         draft_class="components.drafts.methods.dflash:DFlash",
         settings_class="components.drafts.settings:DFlashSettings",
         reads_taps=True,
+        default_formats=("dflash",),
         one_pass=True,
     ),
     "draft-model": Method(
@@ -74,6 +75,7 @@ METHODS: dict[str, Method] = {
         draft_class="components.drafts.methods.dspark:DSpark",
         settings_class="components.drafts.settings:DSparkSettings",
         reads_taps=True,
+        default_formats=("dflash",),
     ),
     "eagle1": Method(
         draft_class="components.drafts.methods.eagle1:Eagle1",

@@ -140,6 +140,7 @@ OWN_PARTS = {
 NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
+    "dflash": None,
     "medusa": None,
     "stitched": None,
 }
@@ -341,11 +342,11 @@ OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settin
 NEEDS_NO_FILE = Served()
 COMMON_METHODS = {"draft-model": Served(("causal-lm",)), GIVEN_MODEL: NEEDS_NO_FILE, "ngram": NEEDS_NO_FILE}
 """Most engines serve an ordinary draft model, their own or ours, and prompt lookup."""
-NOT_WRITTEN = "its checkpoint is not written here in a format that engines read"
+UNTRIED = "no engine was tried with its checkpoint here"
 NOWHERE = {
     "mtp-parallel": NO_TREE_OF_OURS,
     "lookahead": IN_OUR_LOOP,
-    **dict.fromkeys(("dflash", "dspark"), NOT_WRITTEN),
+    **dict.fromkeys(("dflash", "dspark"), UNTRIED),
 }
 MARLIN = (0, 32, 64, 128)
 """Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""

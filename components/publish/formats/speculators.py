@@ -92,24 +92,7 @@ class SpeculatorsLayout(AbstractLayout):
                 **window_fields(drafter, num_layers),
                 "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             },
-            "speculators_config": {
-                "algorithm": kind,
-                "default_proposal_method": "greedy",
-                "proposal_methods": [
-                    {
-                        "proposal_type": "greedy",
-                        "speculative_tokens": depth,
-                        "verifier_accept_k": 1,
-                        "accept_tolerance": 0.0,
-                    }
-                ],
-                # speculators opens this model whenever it loads the drafter (vLLM does not). A hub id is written, a
-                # local path is not: whoever loads the drafter of a private target with speculators adds it here.
-                "verifier": {
-                    "name_or_path": source.name.partition("@")[0] if "/" in source.name else None,
-                    "architectures": [shape.architecture],
-                },
-            },
+            "speculators_config": proposals_of(kind, depth, source),
             "torch_dtype": block["torch_dtype"],
         }
         tensors = replace_prefix(drop_whole_vocabulary(drafter.tensors, shape.vocab_size), "midlayer.", "layers.0.")
@@ -143,7 +126,7 @@ class SpeculatorsLayout(AbstractLayout):
             check_facts(config, {"mask_token_id": Fact(int, least=0)}, location)
             if config["mask_token_id"] >= block["vocab_size"]:
                 raise UserError(f"{location}/config.json: mask_token_id {config['mask_token_id']} is no token")
-        _check_proposals(config, kind, location)
+        check_proposals(config, kind, location)
 
     def expected(self, config: Config) -> dict[str, Spec]:
         block = config[LAYER]
@@ -164,12 +147,7 @@ class SpeculatorsLayout(AbstractLayout):
         check_positions(config[LAYER], shape, location)
         check_width({**config[LAYER], **config}, shape, location)
         check_taps(config, shape.num_layers, location)
-        named = config["speculators_config"]["verifier"]["architectures"]
-        if named and shape.architecture not in named:
-            raise UserError(
-                f"{location}/config.json: its verifier is {named[0]}, the target is {shape.architecture}:"
-                " it was made for another target"
-            )
+        check_verifier(config, shape, location)
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config, block = checkpoint.config, checkpoint.config[LAYER]
@@ -193,6 +171,39 @@ class SpeculatorsLayout(AbstractLayout):
         return DrafterState("p-eagle", settings, tensors, tap_layers=taps)
 
 
+def proposals_of(algorithm: str, num_tokens: int, source: Source) -> JsonObject:
+    """The section `speculators_config`: what is proposed, and for which target.
+
+    speculators opens the verifier whenever it loads the drafter (vLLM does not). A hub id is written, a local path is
+    not: whoever loads the drafter of a private target with speculators adds it here.
+    """
+    greedy = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [greedy],
+        "verifier": {
+            "name_or_path": source.name.partition("@")[0] if "/" in source.name else None,
+            "architectures": [source.shape.architecture],
+        },
+    }
+
+
+def check_verifier(config: Config, shape: TargetShape, location: str) -> None:
+    """Raises UserError for a target of another architecture than the verifier that `speculators_config` names."""
+    named = config["speculators_config"]["verifier"]["architectures"]
+    if named and shape.architecture not in named:
+        raise UserError(
+            f"{location}/config.json: its verifier is {named[0]}, the target is {shape.architecture}:"
+            " it was made for another target"
+        )
+
+
 def _spare_token(shape: TargetShape) -> int:
     """A token whose embedding no drafter reads; raises UserError where the target has none."""
     end_tokens = set(shape.eos_token_ids)
@@ -205,7 +216,7 @@ def _spare_token(shape: TargetShape) -> int:
     )
 
 
-def _check_proposals(config: Config, kind: str, location: str) -> None:
+def check_proposals(config: Config, kind: str, location: str) -> None:
     """Check the fields of speculators_config that vLLM and speculators read. Raises UserError, one line."""
     section = config.get("speculators_config")
     at = f"{location}/config.json"

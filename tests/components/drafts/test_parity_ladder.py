@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lookahead": {"window": 4, "ngram_size": DEPTH + 1, "max_guesses": 3},
     "suffix": {"min_score": 0.0},  # it drafts where it expects little, too: sampled text repeats by chance
 }
-WITHOUT_FORMAT = ("dflash", "dspark", "lookahead", "mtp-parallel", "ngram", "suffix")
+WITHOUT_FORMAT = ("lookahead", "mtp-parallel", "ngram", "suffix")
 WRITTEN = [(method, name) for name in FORMATS for method in layout_of(name).methods if name != "mimo"]
 """(method, format); mimo holds a single module and climbs in tests/components/publish."""
 WITH_SUFFIX = "eagle3 with suffix"

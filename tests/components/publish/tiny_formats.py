@@ -16,6 +16,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hass": {"fc_bias": False},
     "medusa": {"num_heads": 2, "num_layers": 2},
     "p-eagle": {"parallel_depth": 3, "num_layers": 2},
+    "dflash": {"block_size": 4, "num_layers": 1},
+    "dspark": {"block_size": 4, "markov_rank": 8},
     "draft-model": {"num_layers": 1},
 }
 KEYS = {"eagle3": "e" * 64, "mtp": "m" * 64}
@@ -25,6 +27,8 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("speculators", "eagle3", {}),
     ("speculators", "eagle3", {"fc_norm": True}),
     ("speculators", "p-eagle", SETTINGS["p-eagle"]),
+    ("dflash", "dflash", SETTINGS["dflash"]),
+    ("dflash", "dspark", SETTINGS["dspark"]),
     ("eagle1", "eagle1", SETTINGS["eagle1"]),
     ("eagle1", "hass", SETTINGS["hass"]),
     ("medusa", "medusa", SETTINGS["medusa"]),

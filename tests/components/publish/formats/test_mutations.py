@@ -1,4 +1,4 @@
-"""Two hundred ways to spoil a good checkpoint, over all formats: each is refused in one line that says where.
+"""Two hundred and forty ways to spoil a good checkpoint, over all formats: each is refused in one line that says where.
 
 What no check can see is left out and stands here: a square matrix transposed, one finite number for another, a flag
 that changes no tensor (norm_output), sizes that no tensor and no target knows better.
@@ -25,7 +25,7 @@ from components.contract import UserError
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import layout_of, read_folder, write_format
 
-NUM_MUTATIONS = 200
+NUM_MUTATIONS = 240
 
 
 Change = Callable[[Path, random.Random], str | None]
