@@ -47,7 +47,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _NUMBERED = re.compile(r"(?:checkpoint|epoch|global_step|iter|run|step|v)?[-_]?\d+|[0-9a-f]{40}", re.IGNORECASE)
 """checkpoint-1200 or a commit: folders that are identified by their parent."""
 _OF_HUB_CACHE = "models--"
-ALWAYS = ("stitched", "mimo", "speculators")
+ALWAYS = ("stitched", "mimo", "speculators", "dflash")
 """Formats that hold weights of the target for every drafter."""
 BY_SETTINGS = {"medusa": "train with head: own", "draft-model": "train with a hidden_size of its own"}
 """Methods for which it depends on the settings whether a format holds weights of the target -> the remedy."""
