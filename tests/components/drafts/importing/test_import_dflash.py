@@ -131,7 +131,8 @@ def test_another_network_is_refused_in_one_line(edit: Config, fault: str, pair: 
 def test_a_window_and_a_head_of_its_own_are_refused(pair: Pair, tmp_path: Path) -> None:
     network = pair.network("dflash", SIZES, CUT, TAPS)
     config = speculators(network)
-    config["transformer_layer_config"]["layer_types"] = ["full_attention", "sliding_attention"]
+    window = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
+    config["transformer_layer_config"] |= window
     folder = written(network, config, tmp_path / "there", **{"lm_head.weight": torch.ones(len(CUT), 32)})
     with pytest.raises(UserError, match="asks for a window") as refused:
         pair.adopt(folder, tmp_path / "here")
