@@ -72,6 +72,14 @@ class StopRule:
         jump = Calibration((math.nextafter(least, -1.0), least), (0.0, 1.0))
         return cls((jump,) * depth, (0.0,) * depth, (0.5,) * depth)
 
+    @property
+    def is_single_threshold(self) -> bool:
+        """Whether it is one of `of_least`."""
+        return all(
+            curve.accepted == (0.0, 1.0) and curve.confidence[0] == math.nextafter(curve.confidence[1], -1.0)
+            for curve in self.calibration
+        )
+
     @classmethod
     def of_json(cls, fields: JsonObject) -> StopRule:
         """The rule whose fields were written as JSON."""

@@ -193,7 +193,8 @@ def _within(maps: Sequence[AcceptanceMap], depth: int) -> list[AcceptanceMap]:
 def round_times(table: CostTable, include_host: bool, in_one_pass: bool) -> RoundTimes:
     """The times of a cost table; depths between those that were measured lie on straight lines."""
     depths = np.arange(table.depths[-1] + 1)
-    draft, verify, host = (np.interp(depths, table.depths, part) for part in table.times[1:])
+    measured = (table.times.draft, table.times.verify, table.times.host)
+    draft, verify, host = (np.interp(depths, table.depths, part) for part in measured)
     return RoundTimes(draft, verify + host if include_host else verify, in_one_pass)
 
 

@@ -86,7 +86,7 @@ class Arm:
         if self.tree_budget is not None:
             return f"{self.method} k={self.depth} tree of {self.tree_budget}"
         if self.stop is not None:
-            return f"{self.method} k<={self.depth} by confidence"
+            return f"{self.method} k<={self.depth} by {'p_min' if self.stop.is_single_threshold else 'confidence'}"
         return f"{self.method} k={self.depth}" if self.depth else f"{self.method} off"
 
     @property

@@ -11,7 +11,7 @@ from simulated_rows import DRAFT, make_cells, make_maps
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.policy import StopChoice, read_policy
-from components.rows import AcceptanceMap
+from components.rows import AcceptanceMap, DepthEval, read_rows
 from components.speedup import choose_depth, choose_stop
 from components.speedup.stop_fitting import answers_of, fit_rule, fixed_chains, replay_chains, rule_chains
 
@@ -73,6 +73,14 @@ def times_of(measurements: Rows, maps: list[AcceptanceMap]) -> object:
 
     evidence = Evidence(maps, list(CELLS), None, None, {}, Rule(0.0, 0.95, 500, True), 0)
     return round_times(evidence.costs(1), True, False)
+
+
+def test_the_fixed_depth_is_predicted_as_fast_as_choose_depth_predicts_it(measurements: Rows, new_ctx: NewCtx) -> None:
+    maps = maps_of(True)
+    choice = run(measurements, new_ctx, maps)
+    evals = read_rows(choose_depth([measurements([*maps])], [measurements([*CELLS])], ctx=new_ctx()).path, DepthEval)
+    (predicted,) = {e.speedup_pred for e in evals if (e.workload, e.depth_k) == ("all", choice.fixed_depth)}
+    assert choice.speedup_fixed == pytest.approx(predicted, rel=0.01)
 
 
 def test_the_written_rule_is_fitted_to_all_prompts(measurements: Rows, new_ctx: NewCtx) -> None:

@@ -163,6 +163,7 @@ def test_a_single_threshold_is_a_rule_whose_curves_jump_at_it() -> None:
     answer = Answer(rng.integers(0, 6, size=400), confidence)
     for least, depth in ((0.0, 3), (0.3, 5), (0.7, 4), (1.0, 1)):
         rule = StopRule.of_least(least, depth)
+        assert rule.is_single_threshold
         passes, verified = least_probability_chains(least, depth)(answer)
         lengths = [rule.length(row[:depth]) for row in confidence.tolist()]
         assert lengths == list(zip(passes.tolist(), verified.tolist(), strict=True))
