@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,9 @@ from components.targets.forward.static_cache import (
 )
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
+
+LAID_OUT: Final = 4 << 30
+"""Bytes of experts up to which they get layouts beside the plain one: a mixture is held in memory once for each."""
 
 
 class Mlp(NamedTuple):
@@ -201,9 +204,15 @@ class FastTarget(AbstractTarget):
         return Linear(weight.contiguous(), bias)
 
     def _choose_kernels(self, kernel: str) -> None:
-        """Lay out every linear layer: as `kernel` says, or by timing on a CPU."""
-        parts = ([layer.qkv, layer.out, *layer.mlp.linears()] for layer in self._layers)
-        linears = [*(linear for linears in parts for linear in linears), self._head]
+        """Lay out every linear layer: as `kernel` says, or by timing on a CPU. Experts above LAID_OUT stay plain."""
+        held = [part.mlp.linears() for part in self._layers if isinstance(part.mlp, Experts)]
+        weights = (linear.weight for linears in held for linear in linears)
+        is_large = sum(weight.nbytes for weight in weights if weight is not None) > LAID_OUT
+        linears = []
+        for layer in self._layers:
+            is_plain = is_large and isinstance(layer.mlp, Experts)
+            linears += [layer.qkv, layer.out, *([] if is_plain else layer.mlp.linears())]
+        linears.append(self._head)
         self.kernel = lay_out(linears, kernel)
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:

@@ -18,6 +18,7 @@ from changed_folders import changed_config, without_tensor
 from torch import Tensor
 
 from components.contract import UserError
+from components.targets.forward import llama
 from components.targets.forward.architecture import ClampedSwiglu
 from components.targets.forward.linear import Linear
 from components.targets.forward.llama import Experts, Mlp
@@ -40,6 +41,21 @@ def test_a_tied_checkpoint_without_a_head_lacks_nothing(
     changed_config(tie_word_embeddings=True)(folder)
     opened = open_target(folder, kernel="transformers")
     torch.testing.assert_close(opened.unembed(torch.eye(64)).T, opened.embedding)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_experts_of_a_large_mixture_are_held_once(
+    is_large: bool, tiny_targets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(llama, "LAID_OUT", 0)
+    folder, ids = tiny_targets["mixtral"], torch.arange(1, 9)[None]
+    one, plain = (open_target(folder, kernel=kernel, dtype="float32") for kernel in ("transposed", "plain"))
+    assert isinstance(one, llama.FastTarget)
+    kernels = {linear.kernels for layer in one._layers for linear in layer.mlp.linears()}
+    assert kernels == {("plain",) if is_large else ("transposed",)}
+    said, expected = (target.forward(ids, target.new_cache(1, 8)).logits for target in (one, plain))
+    torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
 
 
 WIDTH, INNER, COUNT, CHOSEN = 12, 20, 5, 2
