@@ -205,8 +205,8 @@ class FastTarget(AbstractTarget):
 
     def _choose_kernels(self, kernel: str) -> None:
         """Lay out every linear layer: as `kernel` says, or by timing on a CPU. Experts above LAID_OUT stay plain."""
-        held = [part.mlp.linears() for part in self._layers if isinstance(part.mlp, Experts)]
-        weights = (linear.weight for linears in held for linear in linears)
+        mixtures = [layer.mlp.linears() for layer in self._layers if isinstance(layer.mlp, Experts)]
+        weights = (linear.weight for linears in mixtures for linear in linears)
         is_large = sum(weight.nbytes for weight in weights if weight is not None) > LAID_OUT
         linears = []
         for layer in self._layers:
@@ -413,8 +413,8 @@ class FastTarget(AbstractTarget):
             views = {window: view_of_tree(lengths, tree, stop, window, kv) for window in windows}
         elif aligned:
             rotations = self.per_layer([table[start:stop] for table in self._rotations])
-            held = self._layers[0].scoring.materialises
-            views = {window: view_of_chain(num_rows, start, window, kv, materialises=held) for window in windows}
+            whole = self._layers[0].scoring.materialises
+            views = {window: view_of_chain(num_rows, start, window, kv, materialises=whole) for window in windows}
         else:
             rotations = self._rotations_at(columns)
             views = {window: view_of_columns(columns, stop, window, kv) for window in windows}

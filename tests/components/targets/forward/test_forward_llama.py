@@ -54,8 +54,8 @@ def test_experts_of_a_large_mixture_are_held_once(
     assert isinstance(one, llama.FastTarget)
     kernels = {linear.kernels for layer in one._layers for linear in layer.mlp.linears()}
     assert kernels == {("plain",) if is_large else ("transposed",)}
-    said, expected = (target.forward(ids, target.new_cache(1, 8)).logits for target in (one, plain))
-    torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
+    logits, expected = (target.forward(ids, target.new_cache(1, 8)).logits for target in (one, plain))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 WIDTH, INNER, COUNT, CHOSEN = 12, 20, 5, 2
