@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from statistics import fmean, quantiles
 from typing import Any
 
+from benchmarks import own_pass
 from benchmarks.engines_table import ELSEWHERE, line_of, table
 from benchmarks.record import RESULTS, ROOT
+from components.engines.profiles import PROFILES, SAID
 
 MACHINE = "2cfee56fde51e37c"
 """Where the numbers were taken: two cores, no GPU."""
@@ -331,21 +333,30 @@ def imported_parity() -> tuple[str, str]:
 
 
 def families() -> tuple[str, str]:
-    """Families of targets, and how drafters decode for them."""
-    found = record("soak-families", timed=False)
-    rows = []
+    """Families of targets: what trains for them, how drafters decode for them, and the engines that name them."""
+    found, training = record("soak-families", timed=False), record("soak-family-training", timed=False)
+    rows, tried = [], training["families"]
     for name, family in found["families"].items():
-        ours = "ours" if family["kernel"] != "transformers" else "transformers'"
         trees = str(len(family["tree"])) if family["tree"] else "refused"
         chains = f"{len(family['chain'])} alone, {len(family['batch'])} in a batch"
-        rows.append((f"`{name}`", f"`{family['architecture']}`", ", ".join(family["layers"]), ours, chains, trees))
+        trained = of_all(tried[name]["trained"], training["methods"]) if name in tried else "not tried"
+        ours = "ours" if name in own_pass.FAMILIES or family["kernel"] != "transformers" else "transformers'"
+        seen, engines = ", ".join(family["layers"]), engines_naming(family["architecture"])
+        rows.append((f"`{name}`", f"`{family['architecture']}`", seen, ours, trained, chains, trees, engines))
     refused = "; ".join(f"`{name}` ({why})" for name, why in found["refused"].items())
+    anywhere = ", ".join(one.title for one in PROFILES.values() if "eagle3" in one.methods and not one.architectures)
     return (
         f"Tiny random models of each family, with every drafting method: {found['decodings']:,} decodings, "
-        f"{len(found['faults'])} that differ from the model's own greedy text by more than a tie. Methods that decode "
+        f"{len(found['faults'])} that differ from the model's own greedy text by more than a tie. Every family loads, "
+        f"and gives features. Trained: methods whose loss fell in {training['steps']} steps on the family's own text, "
+        f"of {', '.join(training['methods'])}; tried for {len(tried)} families so far. Methods that decode "
         "as the model does, as chains and as trees; lookahead decodes one text at a time. Experts and latent attention "
-        f"have no column: they change no cache. Refused: {refused}.",
-        markdown(("family", "architecture", "what layers see", "forward pass", "chains", "trees"), rows),
+        "have no column: they change no cache. Engines: those whose sources name the architecture among the targets "
+        f"that they tap for EAGLE-3, or serve this method for; {anywhere} name none, and were not read so far. "
+        f"Refused: {refused}.",
+        markdown(
+            ("family", "architecture", "what layers see", "forward pass", "trained", "chains", "trees", "engines"), rows
+        ),
     )
 
 
@@ -379,6 +390,22 @@ def suffix_repetition() -> tuple[str, str]:
         "decoding's quartiles), and another run moved the functions by 0.06.",
         markdown(("answers", "depth", "prompt lookup", "of 2 to 8 tokens", "suffix", "suffix, single prompts"), rows),
     )
+
+
+def of_all(some: list[str], every: list[str]) -> str:
+    """How many of them, and which are missing."""
+    missing = [one for one in every if one not in some]
+    return f"all {len(every)}" if not missing else f"{len(some)}, not {', '.join(missing)}"
+
+
+def engines_naming(architecture: str) -> str:
+    """The engines whose profile names this architecture: for EAGLE-3's taps, or for one method."""
+    named = [one.title for one in PROFILES.values() if architecture in one.architectures]
+    for profile in PROFILES.values():
+        for kind, served in profile.methods.items():
+            if architecture in served.architectures:
+                named.append(f"{profile.title} ({SAID.get(kind, kind)})")
+    return ", ".join(named) or "-"
 
 
 def adopted_elsewhere() -> tuple[str, str]:
