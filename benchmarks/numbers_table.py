@@ -355,7 +355,8 @@ def families() -> tuple[str, str]:
         f"that they tap for EAGLE-3, or serve this method for; {anywhere} name none, and were not read so far. "
         f"Refused: {refused}.",
         markdown(
-            ("family", "architecture", "what layers see", "forward pass", "trained", "chains", "trees", "engines"), rows
+            ("family", "architecture", "what layers see", "pass of this run", "trained", "chains", "trees", "engines"),
+            rows,
         ),
     )
 
