@@ -18,7 +18,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_origin
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -211,9 +211,11 @@ def _facts(table: str, i: int) -> dict[str, Any]:
 
 def _blank(table: str) -> dict[str, Any]:
     """A row of nothing in particular."""
-    zero = {str: "", int: 0, float: 1.0, bool: False, datetime: START, list[int]: [], list[str]: [], list[float]: []}
+    zero: dict[Any, Any] = {str: "", int: 0, float: 1.0, bool: False, datetime: START}
+    kinds = {name: plain_type(hint) for name, hint in columns_of(table).items()}
     return {
-        name: None if plain_type(hint)[1] else zero[plain_type(hint)[0]] for name, hint in columns_of(table).items()
+        name: None if nullable else [] if get_origin(kind) is list else zero[kind]
+        for name, (kind, nullable) in kinds.items()
     }
 
 
