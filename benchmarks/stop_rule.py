@@ -1,0 +1,62 @@
+"""What ending chains by confidence gains over the best fixed depth, on trained drafters, at batch sizes 1, 4 and 16.
+
+stop_rule.yaml trains drafters for the built-in target, fits a rule for each and batch size to acceptance maps and the
+costs of a round, and decodes the same prompts in turns: plainly, at the best fixed depth, by the rule, and by a single
+threshold (`p_min`). Everything is run once; the record has what this run says.
+
+    python -m benchmarks.stop_rule [--work DIR] [--train-steps 450] [--stop-seconds 360]
+
+--work keeps what was made there and goes on from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.record import ROOT, write_record
+from components.policy import read_policy
+from flows.planning.plan import RunOptions, plan_run
+from storage.artifacts.store import Store
+
+PIPELINE = Path(__file__).with_suffix(".yaml")
+LEFT_OUT = ("draft_key", "calibration", "draft_from", "verify_from")
+"""Names of one store, and the rules themselves."""
+
+
+def main() -> None:
+    """Run the pipeline as a user does, and record its rules."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="a folder to keep (default: a temporary one)")
+    parser.add_argument("--train-steps", type=int, default=450)
+    parser.add_argument("--stop-seconds", type=float, default=360.0)
+    options = parser.parse_args()
+    home = options.work or Path(tempfile.mkdtemp(prefix="stop-rule-"))
+    params = [f"train_steps={options.train_steps}", f"stop_seconds={options.stop_seconds}"]
+    program = Path(sys.executable).with_name("draftsmith")
+    command = [str(program), "run", "stop-rule", "--direct", "--file", str(PIPELINE)]
+    command += [word for param in params for word in ("-p", param)]
+    environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
+    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
+        raise SystemExit("stop_rule: the pipeline failed, its own message is above")
+    plan = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))
+    keys = {step.name: step.key for step in plan.steps}
+    store = Store(home)
+    measured, verdict = store.get(keys["stops"]), store.get(keys["verdict"])
+    rules = [asdict(stop) for stop in read_policy(verdict.path).stops]
+    facts = {
+        name: measured.info[name]
+        for name in ("ended", "num_threads", "kernel", "load_average")
+        if name in measured.info
+    }
+    rows = [{name: value for name, value in rule.items() if name not in LEFT_OUT} for rule in rules]
+    write_record("stop-rule", {"train_steps": options.train_steps, **facts, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
