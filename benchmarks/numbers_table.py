@@ -393,6 +393,38 @@ def suffix_repetition() -> tuple[str, str]:
     )
 
 
+def stop_rule() -> tuple[str, str]:
+    """Chains that end by confidence beside the best fixed depth, on trained drafters."""
+    found = record("stop-rule", timed=False)
+
+    def gain(row: dict[str, Any], name: str, low: str) -> str:
+        return f"{row[name]:.2f} [{row[f'{low}_lo']:.2f}, {row[f'{low}_hi']:.2f}]"
+
+    rows = [
+        (
+            f"`{row['method']}`",
+            str(row["batch_size"]),
+            str(row["fixed_depth"]),
+            f"{row['drafted']:.1f}",
+            gain(row, "gain", "gain"),
+            gain(row, "gain_meas", "meas"),
+            f"{row['p_min']:.2f} ({row['p_min_depth']})",
+            gain(row, "p_min_gain_meas", "p_min_meas"),
+            f"{row['calibration_error']:.3f}",
+        )
+        for row in found["rows"]
+    ]
+    header = ("drafter", "batch", "fixed depth", "drafted by the rule", "gain, predicted", "measured")
+    return (
+        "Speed of chains that end by the drafter's confidence over that of the best fixed depth, built-in target, "
+        f"{found['train_steps']} training steps, {found['num_threads']} threads, arms in turns; p_min is a single "
+        "threshold with its depth. Predicted on prompts that the rule was not fitted to, without the time that the "
+        "rule itself takes: a p_min of 0 ends no chain, so that its measured loss is that time. In a batch every "
+        "sequence waits for the longest chain, which the prediction leaves out.",
+        markdown((*header, "p_min (depth)", "measured", "calibration error"), rows),
+    )
+
+
 def of_all(some: list[str], every: list[str]) -> str:
     """How many of them, and which are missing."""
     missing = [one for one in every if one not in some]
@@ -466,6 +498,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "families": families(),
         "imported-parity": imported_parity(),
         "adopt-foreign": adopted_elsewhere(),
+        "stop-rule": stop_rule(),
         "suffix-repetition": suffix_repetition(),
         "history": history(),
         "commands": commands(),

@@ -22,7 +22,6 @@ from pathlib import Path
 from benchmarks.record import ROOT, write_record
 from components.policy import read_policy
 from flows.planning.plan import RunOptions, plan_run
-from storage.artifacts.store import Store
 
 PIPELINE = Path(__file__).with_suffix(".yaml")
 LEFT_OUT = ("draft_key", "calibration", "draft_from", "verify_from")
@@ -44,9 +43,8 @@ def main() -> None:
     environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
     if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
         raise SystemExit("stop_rule: the pipeline failed, its own message is above")
-    plan = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))
+    plan, store = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))
     keys = {step.name: step.key for step in plan.steps}
-    store = Store(home)
     measured, verdict = store.get(keys["stops"]), store.get(keys["verdict"])
     rules = [asdict(stop) for stop in read_policy(verdict.path).stops]
     facts = {
