@@ -387,8 +387,8 @@ def suffix_repetition() -> tuple[str, str]:
         "Tokens a round, and the time of decoding over plain decoding's, "
         f"{found['prompts']} prompts of each kind. Held-out files of Python's library stand in for an agent's: "
         "a name is changed, a line left out, a line added, and the target replays the answer. Processor time of one "
-        "thread in float32, arms in turns beside other work: single prompts scatter (the last column has suffix "
-        "decoding's quartiles), and another run moved the functions by 0.06.",
+        "thread in float32, arms in turns on a quiet machine; the last column has suffix decoding's quartiles over "
+        "prompts.",
         markdown(("answers", "depth", "prompt lookup", "of 2 to 8 tokens", "suffix", "suffix, single prompts"), rows),
     )
 
