@@ -349,7 +349,7 @@ def families() -> tuple[str, str]:
         f"Tiny random models of each family, with every drafting method: {found['decodings']:,} decodings, "
         f"{len(found['faults'])} that differ from the model's own greedy text by more than a tie. Every family loads, "
         f"and gives features. Trained: methods whose loss fell in {training['steps']} steps on the family's own text, "
-        f"of {', '.join(training['methods'])}; tried for {len(tried)} families so far. Methods that decode "
+        f"of {', '.join(training['methods'])}; tried for {len(tried)} families. Methods that decode "
         "as the model does, as chains and as trees; lookahead decodes one text at a time. Experts and latent attention "
         "have no column: they change no cache. Engines: those whose sources name the architecture among the targets "
         f"that they tap for EAGLE-3, or serve this method for; {anywhere} name none, and were not read so far. "
