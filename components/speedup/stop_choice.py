@@ -16,15 +16,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.methods import METHODS
-from components.policy import StopChoice, extended, read_policy
+from components.policy import Policy, StopChoice, read_policy
 from components.rows import AcceptanceMap, StopRun, grouped, read_rows
-from components.speedup.bootstrap import Estimate, Floats, draw_weights, ratio_influence, sample_of
+from components.speedup.bootstrap import Estimate, draw_weights, ratio_influence, sample_of
 from components.speedup.choose import Evidence, cells_of, valid_cells, valid_maps
 from components.speedup.comparison.paired import speed_ratio
 from components.speedup.policy_markdown import policy_summary, write_policy
@@ -42,11 +41,12 @@ from components.speedup.stop_fitting import (
     fit_rule,
     fixed_chains,
     held_out_chains,
-    least_probability_chains,
     oracle,
     reliability,
     replay_chains,
+    rule_chains,
 )
+from components.stop_rule import StopRule
 
 NUM_LEAST = 12  # thresholds of `p_min` that are tried, spread over the confidences
 
@@ -78,9 +78,7 @@ def choose_stop(
             stops.append(stop_choice(evidence, batch_size))
             ctx.note(stops[-1].summary_line)
         ctx.progress(index + 1, len(able), "drafters")
-    content = extended(replace(read_policy(policy.path), stops=[]), stops=stops)
-    write_policy(ctx.out, content)
-    return DepthPolicy.of_step(ctx, policy_summary(content))
+    return _with_rules(read_policy(policy.path), stops, ctx)
 
 
 def confirm_stop(
@@ -93,9 +91,20 @@ def confirm_stop(
     stops = [_confirmed(stop, runs, confidence, num_draws, ctx.seed) for stop in content.stops]
     for stop in stops:
         ctx.note(stop.summary_line)
-    content = extended(replace(content, stops=[]), stops=stops)
+    return _with_rules(content, stops, ctx)
+
+
+def _with_rules(content: Policy, stops: Sequence[StopChoice], ctx: Context) -> DepthPolicy:
+    """Write the policy with these rules in place of its own."""
+    content = replace(content, stops=[*stops])
     write_policy(ctx.out, content)
     return DepthPolicy.of_step(ctx, policy_summary(content))
+
+
+def _is_sure(gain: Estimate, confidence: float) -> bool:
+    """Whether a gain above 1 is shown with this probability."""
+    p_above = gain.p_above(1.0)
+    return gain.is_decisive and p_above is not None and p_above >= confidence
 
 
 def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num_draws: int, seed: int) -> StopChoice:
@@ -112,7 +121,6 @@ def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num
         return stop
     low, high = ratio.ratio.interval()
     least_low, least_high = least_ratio.ratio.interval()
-    p_above = ratio.ratio.p_above(1.0)
     return replace(
         stop,
         gain_meas=ratio.ratio.value,
@@ -123,7 +131,7 @@ def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num
         p_min_meas_lo=least_low,
         p_min_meas_hi=least_high,
         divergences=sum(r.identical is False and not r.tie for r in (*stopped, *least)),
-        chosen=ratio.ratio.is_decisive and p_above is not None and p_above >= confidence,
+        chosen=_is_sure(ratio.ratio, confidence),
     )
 
 
@@ -145,7 +153,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
     fixed, stopped = (replay_chains(answers, each, depth) for each in (fixed_chains(fixed_depth), chains))
     least = replay_chains(answers, held_out_least(answers, times), depth)
     gain, least_gain = (_gain(fixed, other, times, table, evidence) for other in (stopped, least))
-    p_above, (low, high) = gain.p_above(1.0), gain.interval()
+    low, high = gain.interval()
     bins = reliability(answers, stopped, rules)
     final, (p_min, p_min_depth) = fit_rule(answers, times), best_least(answers, times)
     least_low, least_high = least_gain.interval()
@@ -163,7 +171,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
         gain=gain.value,
         gain_lo=low,
         gain_hi=high,
-        chosen=gain.is_decisive and p_above is not None and p_above >= evidence.rule.confidence,
+        chosen=_is_sure(gain, evidence.rule.confidence),
         al=float(stopped.tokens.sum() / num_rounds),
         drafted=float((stopped.counts.sum(axis=(0, 1)) * np.arange(depth + 1)).sum() / num_rounds),
         share_of_oracle=stopped.rate(times) / oracle(answers, times, stopped.rate(times)).rate(times),
@@ -207,27 +215,14 @@ def _gain(fixed: Replayed, other: Replayed, times: RoundTimes, table: CostTable,
     factors = cost_factors(table, rule.num_draws, seed)  # [draws, depths of the table], on speed
     slower = np.stack([np.interp(depths, table.depths, 1.0 / row) for row in factors])
     process = np.stack([np.interp(depths, table.depths, unit) for unit in table.process.T] or [np.zeros(0)], axis=-1)
-    parts = [_Times.of(replayed, times) for replayed in (fixed, other)]
-    draws = [np.einsum("dp,pk,dk->d", weights, part.by_verified, slower, optimize=True) for part in parts]
-    above, below = (part.by_verified.sum(axis=1) for part in parts)
+    spent = [replayed.by_verified(times) for replayed in (fixed, other)]
+    draws = [np.einsum("dp,pk,dk->d", weights, part, slower, optimize=True) for part in spent]
+    above, below = (part.sum(axis=1) for part in spent)
     influence, value = ratio_influence(above, below), float(above.sum() / below.sum())
-    loading = (parts[0].shares - parts[1].shares) @ process * value if table.process.shape[1] else np.zeros(0)
+    shares = [part.sum(axis=0) / part.sum() for part in spent]
+    loading = (shares[0] - shares[1]) @ process * value if table.process.shape[1] else np.zeros(0)
     dof = float(table.process_dof.min())
     return Estimate(value, draws[0] / draws[1], influence, sample_of(below, influence), loading, dof, minimum=0.0)
-
-
-class _Times(NamedTuple):
-    """by_verified: [P, K + 1], time of each prompt's rounds by draft tokens verified. shares: [K + 1], of all time."""
-
-    by_verified: Floats
-    shares: Floats
-
-    @classmethod
-    def of(cls, replayed: Replayed, times: RoundTimes) -> _Times:
-        depths = np.arange(len(times.draft))
-        each = times.of(*np.meshgrid(depths, depths, indexing="ij"))
-        by_verified = np.asarray((replayed.counts * each).sum(axis=1))
-        return cls(by_verified, by_verified.sum(axis=0) / by_verified.sum())
 
 
 def best_least(answers: Sequence[Answer], times: RoundTimes) -> tuple[float, int]:
@@ -236,7 +231,7 @@ def best_least(answers: Sequence[Answer], times: RoundTimes) -> tuple[float, int
     seen = np.concatenate([answer.confidence.ravel() for answer in answers])
     least = [0.0, *np.round(np.quantile(seen, np.linspace(0.02, 0.9, NUM_LEAST)), 3).tolist()]
     rates = {
-        (p, k): replay_chains(answers, least_probability_chains(p, k), depth).rate(times)
+        (p, k): replay_chains(answers, rule_chains(StopRule.of_least(p, k)), depth).rate(times)
         for p in dict.fromkeys(least)
         for k in range(1, depth + 1)
     }
@@ -248,6 +243,7 @@ def held_out_least(answers: Sequence[Answer], times: RoundTimes) -> Chains:
     folds = min(FOLDS, len(answers))
     chains_of: dict[int, Chains] = {}
     for fold in range(folds):
-        p, depth = best_least([a for i, a in enumerate(answers) if i % folds != fold], times)
-        chains_of |= {id(a): least_probability_chains(p, depth) for i, a in enumerate(answers) if i % folds == fold}
+        p_min, depth = best_least([a for i, a in enumerate(answers) if i % folds != fold], times)
+        chains = rule_chains(StopRule.of_least(p_min, depth))
+        chains_of |= {id(a): chains for i, a in enumerate(answers) if i % folds == fold}
     return lambda answer: chains_of[id(answer)](answer)

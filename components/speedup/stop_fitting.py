@@ -111,17 +111,6 @@ def rule_chains(rule: StopRule) -> Chains:
     return chains
 
 
-def least_probability_chains(least: float, depth: int) -> Chains:
-    """llama.cpp's `p_min`: a chain of at most `depth` tokens ends before the first one of a lower probability."""
-
-    def chains(answer: Answer) -> tuple[Integers, Integers]:
-        below = np.concatenate([answer.confidence[:, :depth] < least, np.ones((len(answer.accepted), 1), bool)], axis=1)
-        verified = below.argmax(axis=1)
-        return np.minimum(verified + 1, depth), verified
-
-    return chains
-
-
 def survival_of(rule: StopRule, confidence: Floats) -> Floats:
     """[n, K]: s_1 .. s_K of each round."""
     depth = min(confidence.shape[1], rule.depth)
@@ -140,15 +129,15 @@ class Replayed(NamedTuple):
     tokens: Floats  # [P] emitted by rounds
     counts: Floats  # [P, K + 1, K + 1]: rounds by passes and by draft tokens verified
 
-    def seconds_in(self, times: RoundTimes) -> Floats:
-        """[P]: time of each prompt, in the unit of `times`."""
+    def by_verified(self, times: RoundTimes) -> Floats:
+        """[P, K + 1]: time of each prompt's rounds by draft tokens verified, in the unit of `times`."""
         depths = np.arange(self.counts.shape[1])
         each = times.of(*np.meshgrid(depths, depths, indexing="ij"))  # [K + 1, K + 1]
-        return np.asarray((self.counts * each).sum(axis=(1, 2)))
+        return np.asarray((self.counts * each).sum(axis=1))
 
     def rate(self, times: RoundTimes) -> float:
         """R: tokens per unit of time over all prompts."""
-        return float(self.tokens.sum() / self.seconds_in(times).sum())
+        return float(self.tokens.sum() / self.by_verified(times).sum())
 
 
 def replay_chains(answers: Sequence[Answer], chains: Chains, depth: int) -> Replayed:

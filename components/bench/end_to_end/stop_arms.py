@@ -60,21 +60,23 @@ def compare_stop(
     warm_up = warm_up_prompts(target, prompts, timed_prompts, num_warm_up, room, ctx)
     tuned = resolve_tuning(tuning, target, drafts, timed_prompts[0].ids, dtype, num_threads, ctx, machine)
     sizes = sorted({stop.batch_size for stop in stops})
-    studies = []
-    for number, size in enumerate(sizes):
+
+    def study_of(number: int, size: int) -> Study:
         arms = list(arms_of([stop for stop in stops if stop.batch_size == size]))
         ctx.note(f"batch size {size}: {', '.join(arm.label for arm in arms)}")
         study = Study(
             StudyPlan(arms, frozenset(), timed_prompts, warm_up, [size], max_new_tokens),
-            open_process=lambda process, arms=arms: Measuring(process, target, drafts, arms, tuned, dtype, ctx),  # type: ignore[misc]
+            open_process=lambda process: Measuring(process, target, drafts, arms, tuned, dtype, ctx),
             find_open_arms=lambda group_runs: check_settled(group_runs, (), precision),
-            progress=lambda done, total, number=number: ctx.progress(  # type: ignore[misc]
+            progress=lambda done, total: ctx.progress(
                 number * total + done, len(sizes) * total, "seconds of measuring"
             ),
             note=ctx.note,
         )
         study.run(seconds / len(sizes), num_processes)
-        studies.append(study)
+        return study
+
+    studies = [study_of(number, size) for number, size in enumerate(sizes)]
     shared = Conditions(ctx.key[:16], target.key, dtype, tuned.num_threads)
     names = arms_of(stops)
     rows = [row for study in studies for row in _stop_runs(study, names, target, tuned.kernel, shared, ctx)]

@@ -14,13 +14,14 @@ from components.speedup.bootstrap import Floats
 from components.speedup.prediction.replay import replay
 from components.speedup.stop_fitting import (
     Answer,
+    Chains,
+    Integers,
     RoundTimes,
     best_fixed,
     calibration_error,
     fit_rule,
     fixed_chains,
     held_out_chains,
-    least_probability_chains,
     oracle,
     reliability,
     replay_chains,
@@ -156,6 +157,17 @@ def test_least_probability_ends_before_the_first_unlikely_token() -> None:
     assert passes.tolist() == [2, 3] and verified.tolist() == [1, 3]
 
 
+def least_probability_chains(least: float, depth: int) -> Chains:
+    """A chain of at most `depth` tokens that ends before the first one of a lower probability."""
+
+    def chains(answer: Answer) -> tuple[Integers, Integers]:
+        below = np.concatenate([answer.confidence[:, :depth] < least, np.ones((len(answer.accepted), 1), bool)], axis=1)
+        verified = below.argmax(axis=1)
+        return np.minimum(verified + 1, depth), verified
+
+    return chains
+
+
 def test_a_single_threshold_is_a_rule_whose_curves_jump_at_it() -> None:
     """llama.cpp's `p_min`, decoded as a stop rule, is what the replay takes it for."""
     rng = np.random.default_rng(7)
@@ -167,3 +179,5 @@ def test_a_single_threshold_is_a_rule_whose_curves_jump_at_it() -> None:
         passes, verified = least_probability_chains(least, depth)(answer)
         lengths = [rule.length(row[:depth]) for row in confidence.tolist()]
         assert lengths == list(zip(passes.tolist(), verified.tolist(), strict=True))
+        replayed = [part.tolist() for part in rule_chains(rule)(answer)]
+        assert replayed == [passes.tolist(), verified.tolist()]
