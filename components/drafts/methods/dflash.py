@@ -36,7 +36,7 @@ from components.contract import UserError
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import BatchedDraft, DepthDraft, merged
 from components.drafts.methods.eagle3 import scale_fuse, tap_sizes
-from components.drafts.methods.training_time_test import additive_mask, attend
+from components.drafts.methods.training_time_test import attend
 from components.drafts.network.cached_block import InjectedBlock, KvCache, linear_kernel
 from components.drafts.network.layers import (
     BlockShape,
@@ -45,6 +45,7 @@ from components.drafts.network.layers import (
     OwnEmbedding,
     RmsNorm,
     Rope,
+    Sight,
     embedded,
     embedding_of,
     finish_block,
@@ -149,15 +150,14 @@ class BlockDraft(BatchedDraft[Decoder]):
         positions = causal.at(rows)[..., None] + 1 + torch.arange(width, device=rows.device)
         hidden = embedded(self.target, tokens.flatten(1), self.embed_tokens)  # [B, R W, H]
         rope, context_rope = Rope(self.shape, positions.flatten(1)), Rope(self.shape, causal.positions)
-        masked = causal.masked_columns(rows.repeat_interleave(width, 1))
-        mask = additive_mask(masked, self.shape.group, hidden.dtype) if hidden.device.type == "cpu" else None
+        sight = Sight(causal, rows.repeat_interleave(width, 1))
         for layer in self.all_layers:
             attention, inputs = layer.self_attn, layer.input_layernorm(hidden)
             keys, values = attention.keys_values(context, context_rope)
             block = [part.unflatten(2, (num_roots, width)) for part in attention.keys_values(inputs, rope)]
             slots = [tuple(part[..., s, :].repeat_interleave(width, 2) for part in block) for s in range(width)]
             queries = attention.queries(inputs, rope)
-            mixed = attend(self.shape, queries, keys, values, masked, slots, mask)
+            mixed = attend(self.shape, queries, keys, values, sight, slots)
             hidden = finish_block(layer, hidden, mixed)
         return self.norm(hidden.unflatten(1, (num_roots, width))[:, :, -self.num_steps :]).unbind(2)
 

@@ -54,6 +54,7 @@ from components.drafts.network.layers import (
     LlamaLayer,
     RmsNorm,
     Rope,
+    Sight,
     finish_block,
     head_rows,
     initialise,
@@ -109,7 +110,7 @@ class Chains:
         """Feed one token a column, int64 [1, S]; returns normed hidden states [1, S, H]."""
         shape, columns = self.stack.shape, torch.arange(tokens.shape[1], device=tokens.device)
         rope = Rope(shape, columns + len(self.keys_values))
-        masked = (columns > columns[:, None])[None, None, None]  # [1, 1, 1, S, S]
+        sight = Sight(CausalMask(len(columns), columns.device), columns[None])
         hidden, keys_values = self.stack.embed_tokens(tokens).float(), []
         for index, layer in enumerate(self.stack.layers):
             assert isinstance(layer, LlamaLayer)
@@ -117,7 +118,7 @@ class Chains:
             keys_values.append(layer.self_attn.keys_values(normed, rope))
             steps = [*(step_cache[index] for step_cache in self.keys_values), keys_values[-1]]
             queries = layer.self_attn.queries(normed, rope)
-            hidden = finish_block(layer, hidden, attend(shape, queries, *steps[0], masked, steps[1:]))
+            hidden = finish_block(layer, hidden, attend(shape, queries, *steps[0], sight, steps[1:]))
         self.keys_values.append(keys_values)
         return self.stack.norm(hidden)
 

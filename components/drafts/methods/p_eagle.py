@@ -47,6 +47,7 @@ from components.drafts.network.layers import (
     OwnEmbedding,
     RmsNorm,
     Rope,
+    Sight,
     attend_visible,
     embedded,
     embedding_of,
@@ -290,7 +291,6 @@ class LayerRows:
         self.causal, self.positions = causal, causal.at(rows)
         self.rope = Rope(shape, causal.positions)
         self.keys, self.values = self.attention.keys_values(inputs, self.rope)
-        self.masked_columns = causal.masked_columns(rows, shape.window)  # [B, 1, 1, R, T]
 
     def mixed_at_columns(self) -> Tensor:
         """Every column over those up to itself: [B, A, T, D]."""
@@ -300,7 +300,7 @@ class LayerRows:
     def mixed_at_roots(self) -> Tensor:
         """The roots only: [B, A, R, D]."""
         queries = self.attention.queries(select_rows(self.inputs, self.rows), Rope(self.shape, self.positions))
-        return attend(self.shape, queries, self.keys, self.values, self.masked_columns, [])
+        return attend(self.shape, queries, self.keys, self.values, Sight(self.causal, self.rows, self.shape.window), [])
 
     def mixed_at_masks(self, inputs: Tensor) -> Tensor:
         """The mask rows over the columns up to their root and the shallower rows of their own root: [B, A, M, D]."""
@@ -312,8 +312,6 @@ class LayerRows:
         mixed = []
         for i, width in enumerate(widths):
             shallower = [(keys[j][:, :, :width], values[j][:, :, :width]) for j in range(i + 1)]
-            masked = self.masked_columns[..., :width, :]
-            if window := self.shape.window:  # it moves on by a column a depth
-                masked = self.causal.masked_columns(self.rows[:, :width], window, i + 1)
-            mixed.append(attend(self.shape, queries[i], self.keys, self.values, masked, shallower))
+            sight = Sight(self.causal, self.rows[:, :width], self.shape.window, i + 1)  # a window moves on with depth
+            mixed.append(attend(self.shape, queries[i], self.keys, self.values, sight, shallower))
         return torch.cat(mixed, 2)

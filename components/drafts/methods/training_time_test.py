@@ -14,20 +14,22 @@ Going back, the gradient of a score is e^{s - L} (d.v - d.out) for a gradient d 
 if it gets the joint `out` and L in place of the block's. So nothing of size R x T is stored, where the plain form
 stores two such matrices a step (Dao 2023, arXiv:2307.08691, section 2.3, has the formula for one block).
 
-CPU only: the kernel behind torch's scaled_dot_product_attention is called directly, since only it returns l.
+Rows are taken a stretch at a time, each over the columns that it can see, so that masks do not grow with R x T either.
+On a CPU the kernel behind torch's scaled_dot_product_attention is called directly, since only it returns l; elsewhere
+the scores of a stretch are computed by matrix products, once forwards and once backwards. Both are deterministic.
 
 Shapes: B sequences, T columns, R selected rows, A heads, G key/value heads, g = A / G, D head size, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, final
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from components.drafts.network.layers import BlockParts, BlockShape, CausalMask, Rope, finish_block
+from components.drafts.network.layers import BlockParts, BlockShape, CausalMask, Rope, Sight, finish_block
 
 
 class OneBlock(Protocol):
@@ -63,8 +65,7 @@ class Unrolled:
         inputs, _ = draft.attention_inputs(next_ids, features)
         rope = Rope(draft.shape, causal.positions)
         self.keys, self.values = draft.block.self_attn.keys_values(inputs, rope)  # [B, G, T, D]
-        self.masked = causal.masked_columns(rows, draft.shape.window)  # [B, 1, 1, R, T]: unseen step-0 columns
-        self.mask = additive_mask(self.masked, draft.shape.group, self.values.dtype)
+        self.sight = Sight(causal, rows, draft.shape.window)  # of the step-0 columns
         self.later: list[tuple[Tensor, Tensor]] = []  # keys and values of steps 1..k at the rows, [B, G, R, D]
         self.num_steps = 0
 
@@ -76,11 +77,8 @@ class Unrolled:
         if self.num_steps > 0:
             self.later.append(attention.keys_values(inputs, rope))
             if window := draft.shape.window:  # it moves on by a column a step
-                self.masked = self.causal.masked_columns(self.rows, window, self.num_steps)
-                self.mask = additive_mask(self.masked, draft.shape.group, self.values.dtype)
-        mixed = attend(
-            draft.shape, attention.queries(inputs, rope), self.keys, self.values, self.masked, self.later, self.mask
-        )
+                self.sight = Sight(self.causal, self.rows, window, self.num_steps)
+        mixed = attend(draft.shape, attention.queries(inputs, rope), self.keys, self.values, self.sight, self.later)
         output = finish_block(draft.block, residual, mixed)
         self.hidden = draft.next_step_input(output)
         self.num_steps += 1
@@ -92,38 +90,17 @@ def attend(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    masked: Tensor,
+    sight: Sight,
     later: Sequence[tuple[Tensor, Tensor]],
-    mask: Tensor | None = None,
 ) -> Tensor:
-    """One softmax over the causal columns and the row's own later steps.
+    """One softmax over the columns that a row sees and the row's own later steps, in the dtype of the values.
 
-    queries: [B, A, R, D]; keys, values: [B, G, T, D]; masked: bool [B, 1, 1, R, T]; later: keys and values of each
-    later step at the rows, [B, G, R, D]; mask: `additive_mask` of masked, for callers that reuse it. Returns [B, A, R,
-    D].
+    queries: [B, A, R, D]; keys, values: [B, G, T, D]; later: keys and values of each later step at the rows, [B, G, R,
+    D]. Returns [B, A, R, D].
     """
-    grouped = queries.unflatten(1, (shape.num_key_value_heads, shape.group))
-    if queries.device.type == "cpu":
-        mask = additive_mask(masked, shape.group, values.dtype) if mask is None else mask
-        dtype = values.dtype
-        extra = [(key.to(dtype), value.to(dtype)) for key, value in later]
-        return joined_attention(grouped.to(dtype), keys.to(dtype), values, mask.to(dtype), extra).flatten(1, 2)
-    grouped = grouped * shape.head_dim**-0.5
-    num_columns, num_rows = keys.shape[2], queries.shape[2]
-    causal = (grouped.flatten(2, 3) @ keys.transpose(-1, -2)).unflatten(2, (shape.group, num_rows))
-    scores = [causal.masked_fill(masked, float("-inf"))]
-    scores += [(grouped * key.unsqueeze(2)).sum(-1, keepdim=True) for key, _ in later]
-    weights = torch.cat(scores, -1).float().softmax(-1).to(values.dtype)  # [B, G, g, R, T + k]
-    mixed = (weights[..., :num_columns].flatten(2, 3) @ values).unflatten(2, (shape.group, num_rows))
-    for i, (_, value) in enumerate(later):
-        mixed = mixed + weights[..., num_columns + i, None] * value.unsqueeze(2)
-    return mixed.flatten(1, 2)
-
-
-def additive_mask(masked: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-    """-inf where a row does not see a column, else 0: bool [B, 1, 1, R, T] -> [B, 1, g R, T]."""
-    mask = torch.zeros(masked.shape[:2] + masked.shape[3:], dtype=dtype, device=masked.device)
-    return mask.masked_fill_(masked[:, 0], float("-inf")).repeat(1, 1, group, 1)
+    grouped, dtype = queries.unflatten(1, (shape.num_key_value_heads, shape.group)), values.dtype
+    extra = [(key.to(dtype), value.to(dtype)) for key, value in later]
+    return joined_attention(grouped.to(dtype), keys.to(dtype), values, sight, extra).flatten(1, 2)
 
 
 def select_rows(columns: Tensor, rows: Tensor) -> Tensor:
@@ -131,57 +108,130 @@ def select_rows(columns: Tensor, rows: Tensor) -> Tensor:
     return columns.gather(1, rows[..., None].expand(-1, -1, columns.shape[-1]))
 
 
-_block = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_block_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+class BlockKernel(NamedTuple):
+    """Attention of rows [B, G, M, D] over columns [B, G, T, D] under an additive mask [B, 1, M, T]."""
+
+    mix: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(queries, keys, values, mask) -> the mix [B, G, M, D] and the log-sum-exp of the scores, float32 [B, G, M]"""
+    gradients: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    """(gradient, queries, keys, values, mix, log-sum-exp, mask) -> the gradients of queries, keys and values"""
+
+
+def _flash(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, queries.shape[-1] ** -0.5
+    mix, log = kernel(queries, keys, values, 0.0, False, attn_mask=mask, scale=scale)
+    return mix, log
+
+
+def _flash_gradients(gradient: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    kernel, scale = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, gradient.shape[-1] ** -0.5
+    for_queries, for_keys, for_values = kernel(gradient, *parts[:-1], 0.0, False, attn_mask=parts[-1], scale=scale)
+    return for_queries, for_keys, for_values
+
+
+def _scores(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    return (queries @ keys.transpose(-1, -2)).float().mul_(queries.shape[-1] ** -0.5).add_(mask)
+
+
+def _products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    scores = _scores(queries, keys, mask)
+    log = scores.logsumexp(-1)
+    return scores.sub_(log[..., None]).exp_().to(values.dtype) @ values, log
+
+
+def _product_gradients(gradient: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    queries, keys, values, mix, log, mask = parts
+    shares = _scores(queries, keys, mask).sub_(log[..., None]).exp_()
+    for_values = shares.to(gradient.dtype).transpose(-1, -2) @ gradient
+    at_mix = (gradient * mix).sum(-1, keepdim=True)
+    for_scores = (gradient @ values.transpose(-1, -2)).float().sub_(at_mix).mul_(shares)
+    for_scores = for_scores.mul_(queries.shape[-1] ** -0.5).to(gradient.dtype)
+    return for_scores @ keys, for_scores.transpose(-1, -2) @ queries, for_values
+
+
+KERNELS = {"cpu": BlockKernel(_flash, _flash_gradients), "any": BlockKernel(_products, _product_gradients)}
+"""By kind of device."""
 
 
 class _JoinedAttention(torch.autograd.Function):
     """extra: the extra keys of the rows, then as many values, [B, G, R, D] each."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *extra: Tensor) -> Tensor:
-        num_extra, scale = len(extra) // 2, queries.shape[-1] ** -0.5
-        block, block_log = _block(queries.flatten(2, 3), keys, values, 0.0, False, attn_mask=mask, scale=scale)
-        block, block_log = block.view_as(queries), block_log.view(queries.shape[:-1])
-        scores = [
-            (queries * key.unsqueeze(2)).sum(-1).float() * scale for key in extra[:num_extra]
-        ]  # [B, G, g, R] each
-        joint_log = torch.stack([block_log, *scores]).logsumexp(0)
-        out = block * (block_log - joint_log).exp_()[..., None].to(block.dtype)
-        for score, value in zip(scores, extra[num_extra:], strict=True):
-            out.addcmul_((score - joint_log).exp_()[..., None].to(out.dtype), value.unsqueeze(2))
-        ctx.save_for_backward(queries, keys, values, mask, out, joint_log, *extra)
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, sight: Sight, kernel: BlockKernel, *extra: Tensor
+    ) -> Tensor:
+        num_extra, group, scale = len(extra) // 2, queries.shape[2], queries.shape[-1] ** -0.5
+        outs, logs = [], []
+        for rows, columns in sight.stretches(group):
+            of_rows = queries[:, :, :, rows]
+            mask = sight.mask(rows, columns, group, queries.dtype)
+            block, block_log = kernel.mix(of_rows.flatten(2, 3), keys[:, :, columns], values[:, :, columns], mask)
+            block, block_log = block.view(of_rows.shape), block_log.view(of_rows.shape[:-1])
+            scores = [
+                (of_rows * key[:, :, None, rows]).sum(-1).float() * scale for key in extra[:num_extra]
+            ]  # [B, G, g, R] each
+            joint_log = torch.stack([block_log, *scores]).logsumexp(0)
+            out = block * (block_log - joint_log).exp_()[..., None].to(block.dtype)
+            for score, value in zip(scores, extra[num_extra:], strict=True):
+                out.addcmul_((score - joint_log).exp_()[..., None].to(out.dtype), value[:, :, None, rows])
+            outs.append(out)
+            logs.append(joint_log)
+        out, joint_log = joined(outs, 3), joined(logs, 3)
+        ctx.save_for_backward(queries, keys, values, out, joint_log, *extra)
+        ctx.sight, ctx.kernel = sight, kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        queries, keys, values, mask, out, joint_log, *extra = ctx.saved_tensors
-        num_extra, scale = len(extra) // 2, queries.shape[-1] ** -0.5
-        gradient = gradients[0].contiguous()
-        rows = (tensor.flatten(2, 3) for tensor in (gradient, queries))
-        for_rows, for_keys, for_values = _block_backward(
-            *rows, keys, values, out.flatten(2, 3), joint_log.flatten(2, 3), 0.0, False, attn_mask=mask, scale=scale
-        )
-        for_queries = for_rows.view_as(queries)
-        at_out = (gradient * out).sum(-1)  # [B, G, g, R]
-        for_extra_keys, for_extra_values = [], []
-        for key, value in zip(extra[:num_extra], extra[num_extra:], strict=True):
-            share = ((queries * key.unsqueeze(2)).sum(-1).float() * scale - joint_log).exp_().to(gradient.dtype)
-            for_score = (share * ((gradient * value.unsqueeze(2)).sum(-1) - at_out) * scale)[..., None]
-            for_queries = for_queries.addcmul(for_score, key.unsqueeze(2))
-            for_extra_keys.append((for_score * queries).sum(2))
-            for_extra_values.append((share[..., None] * gradient).sum(2))
-        return for_queries, for_keys, for_values, None, *for_extra_keys, *for_extra_values
+        queries, keys, values, out, joint_log, *extra = ctx.saved_tensors
+        num_extra, group, scale = len(extra) // 2, queries.shape[2], queries.shape[-1] ** -0.5
+        gradient, sight = gradients[0].contiguous(), ctx.sight
+        stretches = sight.stretches(group)
+        sums: list[Tensor] = []  # of keys and values: in float32, as each column gets a part from many stretches
+        if len(stretches) > 1:
+            sums = [torch.zeros_like(part, dtype=torch.float32) for part in (keys, values)]
+        for_queries, for_extra = [], []
+        for rows, columns in stretches:
+            of_rows, towards, mixed = queries[:, :, :, rows], gradient[:, :, :, rows], out[:, :, :, rows]
+            log, mask = joint_log[:, :, :, rows], sight.mask(rows, columns, group, queries.dtype)
+            seen = (keys[:, :, columns], values[:, :, columns])
+            flat = (towards.flatten(2, 3), of_rows.flatten(2, 3), *seen, mixed.flatten(2, 3), log.flatten(2, 3))
+            for_rows, *for_seen = ctx.kernel.gradients(*flat, mask)
+            if sums:
+                for total, part in zip(sums, for_seen, strict=True):
+                    total[:, :, columns] += part
+            else:
+                sums = for_seen
+            for_rows, at_out = for_rows.view(of_rows.shape), (towards * mixed).sum(-1)  # [B, G, g, R]
+            for_own_keys, for_own_values = [], []
+            for own_key, own_value in zip(extra[:num_extra], extra[num_extra:], strict=True):
+                key, value = own_key[:, :, None, rows], own_value[:, :, None, rows]
+                share = ((of_rows * key).sum(-1).float() * scale - log).exp_().to(towards.dtype)
+                for_score = (share * ((towards * value).sum(-1) - at_out) * scale)[..., None]
+                for_rows = for_rows.addcmul(for_score, key)
+                for_own_keys.append((for_score * of_rows).sum(2))
+                for_own_values.append((share[..., None] * towards).sum(2))
+            for_queries.append(for_rows)
+            for_extra.append([*for_own_keys, *for_own_values])
+        of_extra = (joined(parts, 2) for parts in zip(*for_extra, strict=True))
+        for_keys, for_values = (total.to(keys.dtype) for total in sums)
+        return joined(for_queries, 3), for_keys, for_values, None, None, *of_extra
+
+
+def joined(stretches: Sequence[Tensor], axis: int) -> Tensor:
+    """The rows of every stretch in one tensor."""
+    return stretches[0] if len(stretches) == 1 else torch.cat(tuple(stretches), axis)
 
 
 def joined_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, extra: Sequence[tuple[Tensor, Tensor]]
+    queries: Tensor, keys: Tensor, values: Tensor, sight: Sight, extra: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """Queries [B, G, g, R, D] over columns [B, G, T, D] and each row's extra keys and values -> [B, G, g, R, D].
 
-    mask: float [B, 1, g R, T], 0 where a row sees a column, else -inf; every row sees at least one column.
-    extra: pairs of keys and values [B, G, R, D]. All but the mask are of one dtype.
+    sight: of the R rows; every row sees at least one column. extra: pairs of keys and values [B, G, R, D]. All are of
+    one dtype.
     """
     flat = (*(key for key, _ in extra), *(value for _, value in extra))
-    mixed: Tensor = _JoinedAttention.apply(queries, keys, values, mask, *flat)
+    kernel = KERNELS.get(queries.device.type, KERNELS["any"])
+    mixed: Tensor = _JoinedAttention.apply(queries, keys, values, sight, kernel, *flat)
     return mixed

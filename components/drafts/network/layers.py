@@ -384,6 +384,49 @@ class CausalMask:
         return (self.positions == 0).expand(batch_size, -1)
 
 
+MASK_ENTRIES = 1 << 22
+"""Entries of a mask up to which rows attend at once."""
+
+
+@final
+class Sight:
+    """Which columns the rows, int64 [B, R], see; masks exist for a stretch of rows at a time."""
+
+    def __init__(self, causal: CausalMask, rows: Tensor, window: int = 0, ahead: int = 0) -> None:
+        """window, ahead: as CausalMask.masked_columns."""
+        self.causal, self.rows, self.window, self.ahead = causal, rows, window, ahead
+        self._stretches: list[tuple[slice, slice]] = []
+        self._whole: Tensor | None = None
+
+    def stretches(self, group: int) -> list[tuple[slice, slice]]:
+        """Slices of the rows and, for each, of the columns that they see; group: attention heads of a key head."""
+        if self._stretches:
+            return self._stretches
+        (num_sequences, num_rows), num_columns = self.rows.shape, len(self.causal.columns)
+        at_once = max(WIDTH_STEP, MASK_ENTRIES // (num_sequences * group * num_columns) // WIDTH_STEP * WIDTH_STEP)
+        if num_rows <= at_once:
+            self._stretches = [(slice(0, num_rows), slice(0, num_columns))]
+            return self._stretches
+        parts = self.rows.split(at_once, 1)
+        least, most = (torch.stack([getattr(part, name)() for part in parts]).tolist() for name in ("amin", "amax"))
+        for number, (low, high) in enumerate(zip(least, most, strict=True)):
+            first = max(0, low + self.ahead - self.window + 1) if self.window else 0
+            at = slice(number * at_once, min(num_rows, (number + 1) * at_once))
+            self._stretches.append((at, slice(min(first, high), high + 1)))
+        return self._stretches
+
+    def mask(self, rows: slice, columns: slice, group: int, dtype: torch.dtype) -> Tensor:
+        """The additive mask of a stretch, once for each head of a group: 0 where seen, else -inf, [B, 1, g R, T]."""
+        if self._whole is not None and self._whole.dtype == dtype:
+            return self._whole
+        masked = self.causal.masked_columns(self.rows[:, rows], self.window, self.ahead)[:, 0, ..., columns]
+        mask = torch.zeros(masked.shape, dtype=dtype, device=masked.device)
+        mask = mask.masked_fill_(masked, float("-inf")).repeat(1, 1, group, 1)
+        if len(self._stretches) == 1:  # small, and the same for every step
+            self._whole = mask
+        return mask
+
+
 @final
 class OwnEmbedding(nn.Module):
     """A drafter's own token embedding, `weight` [V, H]: no parameter, so that training leaves it as it is.
