@@ -9,6 +9,14 @@ j is accepted at all. The rule compares it with two thresholds a depth:
 - draft token j is verified where s_j >= verify_from[j]; otherwise the chain ends before it;
 - pass j + 1 runs where s_j >= draft_from[j + 1]; otherwise the chain ends after draft token j.
 
+Sequences that are drafted side by side have one length: a pass takes as long as its longest chain, so that a shorter
+one saves nothing. Their s_j is the mean of the survivals of all: what one more draft token a sequence is expected to
+add. (Where an engine verifies chains of different lengths side by side, the same comparison token by token ranks the
+slots of all chains by survival against what a slot costs: vLLM's adaptive verification.)
+
+In a tree s_j is the survival of a node, with the probability that the drafter gives to the node itself
+(decoding/tree_shapes.py).
+
 The output keeps its distribution. The rule decides on draft token j from q_1..q_j and the draft tokens before j, never
 from draft token j itself: for the target, verifying the chain up to j, and taking its own token after it, is the same
 procedure whatever the chain's length was, and a length fixed before a token is drawn cannot favour any token. A rule
@@ -25,6 +33,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from components.outside_json import JsonObject
 
@@ -67,10 +76,11 @@ class StopRule:
     def of_least(cls, least: float, depth: int) -> StopRule:
         """A chain of at most `depth` tokens that ends before the first one of a lower probability: llama.cpp's `p_min`.
 
-        The curve jumps from 0 to 1 at `least`, so that survival is 1 until the chain ends.
+        The curve jumps from 0 to 1 at `least`, so that survival is 1 until the chain ends. Chains side by side end
+        where fewer than half of them go on. A threshold of 0 ends none.
         """
         jump = Calibration((math.nextafter(least, -1.0), least), (0.0, 1.0))
-        return cls((jump,) * depth, (0.0,) * depth, (0.5,) * depth)
+        return cls((jump,) * depth, (0.0,) * depth, (0.5 if least > 0.0 else 0.0,) * depth)
 
     @property
     def is_single_threshold(self) -> bool:
@@ -91,18 +101,31 @@ class StopRule:
         """The longest chain that it allows."""
         return len(self.calibration)
 
+    @cached_property
+    def num_read(self) -> int:
+        """How many draft tokens have a confidence that a decision hangs on; those after them are not read."""
+        passes = (*self.draft_from[1:], 0.0)
+        return max((j + 1 for j in range(self.depth) if self.verify_from[j] > 0.0 or passes[j] > 0.0), default=0)
+
     def survival(self, index: int, before: float, confidence: float) -> float:
         """s_j of draft token j = index + 1, given s_{j-1} and c_j."""
         return before * self.calibration[index].at(confidence)
 
-    def length(self, confidences: Sequence[float]) -> tuple[int, int]:
-        """(passes run, draft tokens verified) of a round whose passes would have these confidences."""
-        survival = 1.0
-        for index, confidence in enumerate(confidences[: self.depth]):
-            survival = self.survival(index, survival, confidence)
-            if survival < self.verify_from[index]:
-                return index + 1, index
-            if index + 1 < self.depth and survival < self.draft_from[index + 1]:
-                return index + 1, index + 1
-        count = min(len(confidences), self.depth)
-        return count, count
+    def end_at(self, index: int, survival: float) -> int | None:
+        """The length of a chain that ends before or after draft token index + 1, of this survival; None: it goes on."""
+        if survival < self.verify_from[index]:
+            return index
+        return index + 1 if index + 1 == self.depth or survival < self.draft_from[index + 1] else None
+
+    def length(self, *confidences: Sequence[float]) -> tuple[int, int]:
+        """(passes run, draft tokens verified) of a round whose sequences would have these confidences, side by side."""
+        survivals, deepest = [1.0] * len(confidences), min(self.depth, *map(len, confidences))
+        for index in range(deepest):
+            survivals = [
+                self.survival(index, before, of_one[index])
+                for before, of_one in zip(survivals, confidences, strict=True)
+            ]
+            length = self.end_at(index, sum(survivals) / len(survivals))
+            if length is not None:
+                return index + 1, length
+        return deepest, deepest

@@ -3,7 +3,8 @@
 Each sequence has its own drafter state, generator and end. Rows of a pass are padded to the longest; a finished
 sequence is removed from the cache, so that it costs no rows. Greedy output equals that of chain.py token for token (up
 to ties: another number of rows rounds differently), and so do samples: each sequence draws from its own generator in
-the order in which it would alone.
+the order in which it would alone. With a stop rule samples are distributed alike and no longer the same: chains side by
+side end together, and a chain's length decides how many numbers it draws.
 
 chain.py is the faster loop for one sequence and a chain. Lengths of cache, committed positions and rounds are as there.
 """
@@ -57,6 +58,7 @@ def decode_tree(
     rng: torch.Generator | None = None,
     eos_ids: Collection[int] | None = None,
     ignore_eos: bool = False,
+    stop: StopRule | None = None,
 ) -> Decoded:
     """`decode_batch` for one prompt and trees of this shape."""
     return decode_batch(
@@ -69,6 +71,7 @@ def decode_tree(
         rngs=None if rng is None else [rng],
         eos_ids=eos_ids,
         ignore_eos=ignore_eos,
+        stop=stop,
     )[0]
 
 
@@ -95,7 +98,8 @@ def batch_rounds(
     depth:    draft tokens of a chain in every round; leave 0 where `shape` is given.
     shape:    grow trees instead of chains; needs a TreeProposer.
     rngs:     one generator on the CPU for each prompt, needed when sampling.temperature > 0.
-    stop:     ends the chain of each sequence before `depth`; passes go on until all have ended. Chains only.
+    stop:     ends all chains before `depth` where one more draft token each is not worth it; prunes trees, each by
+              itself (tree_shapes.py). Drafters that take sequences one after the other end each chain by itself.
     Times:    ttft_ns is the prefill of the whole batch; decode_ns runs from there to the sequence's own last token.
     A Decoded's rounds count the draft tokens of a tree as drafted, and those on the accepted path as accepted.
 
@@ -109,8 +113,6 @@ def batch_rounds(
     num_draft_tokens = 0 if proposer is None else depth if shape is None else shape.num_draft_tokens
     _check(target, proposer, prompts, max_new_tokens, deepest, shape, sampling, rngs)
     check_stop(proposer, stop)
-    if stop is not None and shape is not None:
-        raise UserError("decoding: a stop rule ends chains, a tree has a budget instead: leave one of them out")
     ends = frozenset[int]() if ignore_eos else frozenset(target.shape.eos_token_ids if eos_ids is None else eos_ids)
     capacity = max(map(len, prompts)) + max_new_tokens + num_draft_tokens + 1
     cache = target.new_cache(len(prompts), capacity)

@@ -12,13 +12,21 @@ a deterministic proposal. Deviations: the chain of most likely tokens is always 
 (`keep_chain`), so no position accepts less than the chain of that depth; with few nodes the published rule drops it.
 `width` may expand fewer nodes a level than top_k: with 1 a tree is drafted at the cost of a chain, and its siblings
 cost only their rows in the verification pass.
+
+A stop rule (components/stop_rule.py) prunes either shape. A node's confidence is the probability that the drafter gives
+it at temperature 1, also where the method has a head that says it for chains; its survival is that of its parent times
+the curve of its depth. Likeliest children below `verify_from` are left out; nodes below `draft_from` are not expanded.
+Both keep the distribution: a deterministic tree may be any tree. Drawn children come all or none, by the likeliest
+token of what they would be drawn from and before they are drawn: leaving out drawn ones by what they are would change
+the distribution of the others. What was drawn counts for the nodes below it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -27,7 +35,8 @@ from components.contract import UserError
 from components.decoding.session import is_greedy
 from components.decoding.tree import DraftTree, DraftTreeRows
 from components.drafts.interface import Branches, Sampling
-from components.drafts.network.sampling import probabilities
+from components.drafts.network.sampling import confidence_of, probabilities
+from components.stop_rule import StopRule
 
 
 class TreeShape(Protocol):
@@ -102,6 +111,7 @@ class StaticShape:
     ) -> DraftTreeRows:
         """As TreeShape; nodes get fewer children where the drafter has fewer possible tokens."""
         tree, ids = DraftTree(newest), draft_ids.cpu()
+        pruning = _Pruning(sampling.stop, tree)
         num_children: dict[tuple[int, ...], int] = {}
         for path in self.paths:
             num_children[path[:-1]] = max(num_children.get(path[:-1], 0), path[-1] + 1)
@@ -113,13 +123,16 @@ class StaticShape:
                 count = num_children[path]
                 if is_greedy(sampling):
                     tokens, log_probs = _most_likely(logits[row : row + 1], ids, count)
-                    new = tree.grow(node, tokens[0], log_probs[0])
+                    new = pruning.grow(node, tokens[0], log_probs[0])
+                elif pruning.leaves_out(node, logits[row]):
+                    continue
                 else:
                     probs = torch.zeros(vocab_size).index_copy_(0, ids, probabilities(logits[row], sampling).cpu())
                     drawn = draw_distinct(probs, count, rng)
                     new = tree.grow(node, drawn, probs[drawn].log().tolist(), drawn_from=probs)
+                    pruning.note_drawn(new, logits[row], ids)
                 children += [(child, (*path, rank)) for rank, child in enumerate(new)]
-            parents = [(node, path) for node, path in children if path in num_children]
+            parents = [(node, path) for node, path in children if path in num_children and pruning.expands(node)]
             if parents:
                 logits = numbering.expand(branches, tree, [node for node, _ in parents], draft_ids.device)
         return tree.finalise()
@@ -156,21 +169,72 @@ class DynamicShape:
     ) -> DraftTreeRows:
         """As TreeShape, deterministic at every temperature; node values are the drafter's at temperature 1."""
         tree, ids, numbering = DraftTree(newest), draft_ids.cpu(), _NodeNumbering()
+        pruning = _Pruning(sampling.stop, tree)
         parents, logits, chain = [0], branches.root[None], [0]
         for level in range(1, self.depth + 1):
             tokens, log_probs = _most_likely(logits, ids, self.top_k)
             new: list[int] = []
             for node, children, scores in zip(parents, tokens, log_probs, strict=True):
-                added = tree.grow(node, children, scores)
+                added = pruning.grow(node, children, scores)
                 new += added
                 if node == chain[-1] and self.keep_chain and len(chain) == level:
-                    chain.append(added[0])
-            if level < self.depth:
-                width = self.top_k if self.width is None else self.width
-                parents = tree.best(new, width, always=chain[-1:] if self.keep_chain else ())
-                logits = numbering.expand(branches, tree, parents, draft_ids.device)
+                    chain += added[:1]
+            if level == self.depth:
+                break
+            width = self.top_k if self.width is None else self.width
+            best = tree.best(new, width, always=chain[level:])
+            parents = [node for node in best if pruning.expands(node)]
+            if not parents:
+                break
+            logits = numbering.expand(branches, tree, parents, draft_ids.device)
         drafted = range(1, len(tree.tokens))
         return tree.finalise(tree.best(drafted, self.budget, always=chain[1:]))
+
+
+@final
+class _Pruning:
+    """What a stop rule leaves of a tree; without one, everything. See the module docstring."""
+
+    def __init__(self, rule: StopRule | None, tree: DraftTree) -> None:
+        self.rule, self.tree = rule, tree
+        self.survival = {0: 1.0}  # of each node
+
+    def grow(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> list[int]:
+        """Add the likeliest children of a node, in descending order, as far as they survive."""
+        if self.rule is None:
+            return self.tree.grow(node, tokens, log_probs)
+        survivals = self._below(node, [math.exp(log_prob) for log_prob in log_probs])
+        kept = [survival for survival in survivals if survival >= self._least(node)]
+        new = self.tree.grow(node, tokens[: len(kept)], log_probs[: len(kept)])
+        self.survival.update(zip(new, kept, strict=True))
+        return new
+
+    def leaves_out(self, node: int, logits: Tensor) -> bool:
+        """Whether no children are drawn below a node from logits [N]."""
+        if self.rule is None:
+            return False
+        return self._below(node, [float(confidence_of(logits))])[0] < self._least(node)
+
+    def note_drawn(self, new: Sequence[int], logits: Tensor, ids: Tensor) -> None:
+        """Children of one node that were drawn from logits [N] of these target ids, ascending."""
+        if self.rule is not None and new:
+            said = logits.float().softmax(-1).cpu()
+            rows = torch.searchsorted(ids, torch.tensor([self.tree.tokens[node] for node in new]))
+            self.survival.update(zip(new, self._below(self.tree.parents[new[0]], said[rows].tolist()), strict=True))
+
+    def expands(self, node: int) -> bool:
+        """Whether a node may get children."""
+        depth = self.tree.depths[node]
+        return self.rule is None or (depth < self.rule.depth and self.survival[node] >= self.rule.draft_from[depth])
+
+    def _below(self, node: int, confidences: Sequence[float]) -> list[float]:
+        assert self.rule is not None
+        depth = self.tree.depths[node]
+        return [self.rule.survival(depth, self.survival[node], confidence) for confidence in confidences]
+
+    def _least(self, node: int) -> float:
+        assert self.rule is not None
+        return self.rule.verify_from[self.tree.depths[node]]
 
 
 class _NodeNumbering:

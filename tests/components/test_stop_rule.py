@@ -33,8 +33,10 @@ def test_length_is_that_of_the_thresholds_one_by_one(steps: list[tuple[float, fl
 
 
 @given(st.lists(st.tuples(SHARES, SHARES, SHARES), min_size=1, max_size=5), st.integers(1, 3))
-def test_the_sampler_ends_each_chain_where_the_rule_says(steps: list[tuple[float, float, float]], others: int) -> None:
-    """Sequences side by side do not change each other's length."""
+def test_the_sampler_ends_chains_where_the_rule_says_of_all(
+    steps: list[tuple[float, float, float]], others: int
+) -> None:
+    """Sequences side by side have one length: that of their mean survival."""
     confidences, draft_from, verify_from = zip(*steps, strict=True)
     rule = StopRule((AS_SAID,) * len(steps), (0.0, *draft_from[1:]), verify_from)
     logits = torch.tensor([[0.0, -9.0], *[[0.0, 0.0]] * others]).repeat(len(steps), 1, 1)
@@ -43,9 +45,22 @@ def test_the_sampler_ends_each_chain_where_the_rule_says(steps: list[tuple[float
     for step in logits:
         if not sampler.ended:
             sampler.sample(step)
-    said = confidence_of(logits)  # [K, B]
-    for index, proposal in enumerate(sampler.proposals()):
-        assert len(proposal.tokens) == rule.length(said[:, index].tolist())[1]
+    passes, length = rule.length(*confidence_of(logits).T.tolist())
+    assert [len(proposal.tokens) for proposal in sampler.proposals()] == [length] * (1 + others)
+    assert len(sampler.tokens) == passes
+
+
+def test_what_no_decision_hangs_on_is_not_read() -> None:
+    """After the last threshold above 0 the logits need no scale, and a threshold of 0 reads none."""
+    assert StopRule.of_least(0.0, 3).num_read == 0 and StopRule.of_least(0.1, 3).num_read == 3
+    rule = StopRule((AS_SAID,) * 4, (0.0, 0.0, 0.5, 0.0), (0.0,) * 4)
+    assert rule.num_read == 2
+    sampler = DraftSampler(torch.arange(2), 2, Sampling(stop=rule), [torch.Generator()])
+    scaled = []
+    while not sampler.ended:
+        scaled.append(sampler.scaled)
+        sampler.sample(torch.tensor([[9.0, 0.0]]))
+    assert scaled == [True, True, False, False] and len(sampler.proposals()[0].tokens) == 4
 
 
 def test_a_curve_is_straight_between_its_knots() -> None:

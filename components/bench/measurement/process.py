@@ -344,8 +344,9 @@ class MeasuringProcess:
             return [(yield from decode_rounds(timed_target, proposer, contexts[0], **settings))]
 
         def together(turn_clock: Clock) -> Rounds[list[Decoded]]:
-            settings = {"depth": arm.depth_of_loop, "stop": arm.stop} if shape is None else {"shape": shape}
-            return (yield from batch_rounds(timed_target, proposer, contexts, clock=turn_clock, **settings, **limits))
+            settings = {"depth": arm.depth_of_loop} if shape is None else {"shape": shape}
+            settings |= {"stop": arm.stop, "clock": turn_clock, **limits}
+            return (yield from batch_rounds(timed_target, proposer, contexts, **settings))
 
         return Generation(alone if len(contexts) == 1 and shape is None else together, probe, self.clock)
 

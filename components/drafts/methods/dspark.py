@@ -194,7 +194,7 @@ class DSpark(BlockDraft):
         sampler, hidden = self.sampler(sampling, rngs), self.denoised(states, committed)[:, :depth].transpose(0, 1)
         tokens = torch.stack([each.next_tokens[-1] for each in committed]).to(hidden.device)
         for output, logits in zip(hidden, self.head_logits(hidden, scaled=True), strict=True):
-            confidence = self._confidence(output, tokens) if sampling.stop is not None else None
+            confidence = self._confidence(output, tokens) if sampler.reads_confidence else None
             tokens = sampler.sample(logits + self.bias(tokens), confidence)
             if sampler.ended:
                 break

@@ -131,10 +131,9 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
         """As BatchProposer: the last new position drafts the first token, then one row per draft token."""
         decoder, output = self.prepared, self._commit(states, committed)
         sampler, caches = self.sampler(sampling, rngs), [state.cache for state in states]
-        logits = decoder.logits if sampler.scaled else decoder.ranking
         depth = min(depth, self.max_depth)
         for k in range(depth):
-            tokens = sampler.sample(logits(output))
+            tokens = sampler.sample(decoder.logits(output) if sampler.scaled else decoder.ranking(output))
             if sampler.ended:
                 break
             if k + 1 < depth:

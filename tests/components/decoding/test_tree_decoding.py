@@ -17,11 +17,12 @@ from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode
 from components.decoding.session import draw
 from components.decoding.tree import DraftTreeRows
-from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
+from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape, draw_distinct
 from components.decoding.verification import TreeVerifyResult
 from components.drafts.interface import Sampling
 from components.drafts.methods.ngram import Ngram
 from components.speedup.prediction.replay import replay
+from components.stop_rule import Calibration, StopRule
 from components.targets.interface import AbstractTarget
 
 LENGTH = 30
@@ -32,6 +33,10 @@ SHAPES: dict[str, TreeShape] = {
     "dynamic": DynamicShape(depth=4, top_k=3, budget=10),
     "published": DynamicShape(depth=4, top_k=3, budget=10, keep_chain=False),
 }
+
+
+AS_SAID = StopRule((Calibration((0.0, 1.0), (0.0, 1.0)),) * 4, (0.0, 0.2, 0.1, 0.05), (0.1, 0.06, 0.04, 0.03))
+"""Confidence taken at its word, with thresholds that leave some of every tree."""
 
 
 def answer_of(target: AbstractTarget, prompt: Sequence[int], length: int = LENGTH + 8) -> list[int]:
@@ -83,6 +88,20 @@ def test_end_of_text_stops_a_tree(target: AbstractTarget) -> None:
     assert run.tokens == answer[: answer.index(end) + 1] and run.status == "eos"
 
 
+@pytest.mark.parametrize("name", ["static", "dynamic"])
+def test_a_pruned_tree_says_the_same_with_fewer_draft_tokens(target: AbstractTarget, name: str) -> None:
+    shape, numbers = SHAPES[name], set[int]()
+    for prompt in PROMPTS:
+        whole, pruned = (
+            decode_tree(target, Twin(target), prompt, shape, max_new_tokens=LENGTH, ignore_eos=True, stop=stop)
+            for stop in (None, AS_SAID)
+        )
+        assert pruned.tokens == whole.tokens
+        assert sum(r.drafted for r in pruned.rounds) < sum(r.drafted for r in whole.rounds)
+        numbers |= {r.drafted for r in pruned.rounds}
+    assert len(numbers) > 2, "the rule never chose"
+
+
 def keeps_the_first_child(probs: Tensor, tree: DraftTreeRows, rng: torch.Generator) -> TreeVerifyResult:
     """Wrong: keeps the first guess whenever the target could say it at all."""
     child = tree.children[0][0]
@@ -91,23 +110,35 @@ def keeps_the_first_child(probs: Tensor, tree: DraftTreeRows, rng: torch.Generat
     return TreeVerifyResult([0], [int(draw(probs[:1], rng))])
 
 
-@pytest.mark.parametrize("rule", ["right", "wrong"])
-@pytest.mark.parametrize("name", ["static", "dynamic"])
+def without_unlikely(probs: Tensor, count: int, rng: torch.Generator) -> list[int]:
+    """Wrong: leaves drawn children out by what they are."""
+    return [token for token in draw_distinct(probs, count, rng) if probs[token] >= 0.3]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        *((name, rule) for name in ("static", "dynamic") for rule in ("right", "wrong", "pruned")),
+        ("static", "pruned by what was drawn"),
+    ],
+)
 def test_sampled_trees_keep_the_distribution_of_the_whole_loop(
     target: AbstractTarget, name: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first three tokens of N = 1,000 generations in batches against their exact distribution (27 cells).
 
     Chi-square at level 1e-4. The static tree draws its children, the dynamic one takes the likeliest. Power: the same
-    test on the same loop must reject a rule that keeps whatever is possible.
+    test on the same loop must reject a rule that keeps whatever is possible, and one that prunes what it has drawn.
     """
     if rule == "wrong":
         monkeypatch.setattr("components.decoding.batch.verify_tree_sampled", keeps_the_first_child)
+    if rule == "pruned by what was drawn":
+        monkeypatch.setattr("components.decoding.tree_shapes.draw_distinct", without_unlikely)
     hot, count, batch = Sampling(temperature=1.0, top_k=3), 1000, 100
     cells = exact_triples(target, PROMPTS[0], hot)
     drafter = Cheap(cells)
     seen = dict.fromkeys(cells, 0)
-    accepted = 0
+    accepted, numbers = 0, set[int]()
     for first in range(0, count, batch):
         runs = decode_batch(
             target,
@@ -118,13 +149,16 @@ def test_sampled_trees_keep_the_distribution_of_the_whole_loop(
             sampling=hot,
             rngs=[torch.Generator().manual_seed(first + i) for i in range(batch)],
             ignore_eos=True,
+            stop=AS_SAID if rule == "pruned" else None,
         )
         for run in runs:
             seen[tuple(run.tokens)] += 1
             accepted += run.rounds[0].accepted
-    assert accepted > count / 4
+            numbers |= {facts.drafted for facts in run.rounds}
+    assert accepted > count / 4 or "pruned" in rule
+    assert len(numbers) > 1 or "pruned" not in rule, "the rule never chose"
     p_value = chi_square_p_value(torch.tensor(list(seen.values())), torch.tensor(list(cells.values())))
-    assert (p_value > LEVEL) == (rule == "right")
+    assert (p_value > LEVEL) == (rule in ("right", "pruned"))
 
 
 def test_sampled_trees_are_reproducible_by_seed(target: AbstractTarget) -> None:

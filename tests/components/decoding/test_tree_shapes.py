@@ -16,6 +16,7 @@ from components.decoding.session import draw
 from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape, draw_distinct
 from components.drafts.interface import DepthBranches, Sampling
+from components.stop_rule import Calibration, StopRule
 
 
 def paths_of(tree: DraftTreeRows) -> list[tuple[int, ...]]:
@@ -66,6 +67,14 @@ dynamic = st.builds(
     st.none() | st.integers(1, 3),
 )
 static = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(StaticShape.branching)
+unit = st.floats(0.0, 1.0)
+rules = st.lists(st.tuples(unit, unit, unit), min_size=1, max_size=4).map(
+    lambda steps: StopRule(
+        tuple(Calibration((0.0, 1.0), (0.0, top)) for top, _, _ in steps),
+        (0.0, *(draft * 0.3 for _, draft, _ in steps[1:])),
+        tuple(verify * 0.3 for _, _, verify in steps),
+    )
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,6 +97,37 @@ def test_rows_see_their_ancestors_and_lie_at_their_depth(shape: TreeShape, seed:
         assert [len(paths[row]) for row in rows] == list(range(len(rows)))
         assert all(paths[later][:-1] == paths[earlier] for earlier, later in itertools.pairwise(rows))
         assert rows[-1] not in tree.parents
+
+
+def survives(path: tuple[int, ...], rule: StopRule, seed: int) -> bool:
+    """Whether a rule leaves a path of likeliest children: each node verified, each but the last expanded."""
+    survival, ids = 1.0, DRAFT_IDS.tolist()
+    for depth, token in enumerate(path):
+        if depth >= rule.depth or (depth and survival < rule.draft_from[depth]):
+            return False
+        said = logits_after(path[:depth], seed).log_softmax(-1).exp()
+        survival = rule.survival(depth, survival, float(said[ids.index(token)]))
+        if survival < rule.verify_from[depth]:
+            return False
+    return True
+
+
+@settings(max_examples=100, deadline=None)
+@given(rule=rules, static_shape=static, dynamic_shape=dynamic, seed=st.integers(0, 999))
+def test_a_rule_prunes_what_does_not_survive(
+    rule: StopRule, static_shape: StaticShape, dynamic_shape: DynamicShape, seed: int
+) -> None:
+    """A tree of likeliest children loses exactly the nodes below the thresholds; drawn siblings go together."""
+    whole, pruned = (paths_of(grow(static_shape, seed, Sampling(stop=stop))) for stop in (None, rule))
+    assert set(pruned) == {path for path in whole if survives(path, rule, seed)}
+    assert all(survives(path, rule, seed) for path in paths_of(grow(dynamic_shape, seed, Sampling(stop=rule))))
+    drawn = grow(static_shape, seed, Sampling(temperature=0.8, stop=rule))
+    siblings = [
+        sum(len(path) == depth for path in static_shape.paths if path[:-1] == (0,) * (depth - 1))
+        for depth in range(1, static_shape.depth + 1)
+    ]
+    for depth, children in zip(drawn.depths, drawn.children, strict=True):
+        assert len(children) in ((0, siblings[depth]) if depth < static_shape.depth else (0,))
 
 
 @settings(max_examples=60, deadline=None)

@@ -36,7 +36,7 @@ from components.decoding import verification
 from components.decoding.batch import decode_batch, decode_tree
 from components.decoding.chain import decode
 from components.decoding.tree_shapes import DynamicShape, StaticShape, TreeShape
-from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Proposer, Sampling
+from components.drafts.interface import AbstractDraft, Batch, BatchProposer, CommittedPositions, Proposer, Sampling
 from components.drafts.methods.suffix import Suffix
 from components.drafts.methods.with_suffix import WithSuffix
 from components.drafts.settings import SuffixSettings, settings_class
@@ -304,22 +304,28 @@ def stop_rule(depth: int, verify_from: float = 0.3) -> StopRule:
 
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_stop_rule_ends_chains_by_confidence_and_changes_no_token(method: str) -> None:
-    """Each round drafts what the rule says of the confidences after its position, alone and in a batch."""
+    """Each round drafts what the rule says of the confidences after its position, in a batch of those of all."""
     target, drafter = learnable().target, proposer(method, noise=0.7 if method == "medusa" else 0.3)
     depth, prompts = depth_of(drafter), [PROMPT, [9], [1, 8, 30, 2, 2, 17, 5, 11, 29]]
     rule, lengths = stop_rule(depth), set[int]()
     together = decode_batch(target, drafter, prompts, max_new_tokens=40, depth=depth, ignore_eos=True, stop=rule)
+    said_in_batch: list[list[list[float]]] = []  # of each sequence, the confidences of its rounds
     for prompt, batched in zip(prompts, together, strict=True):
         run = decode(target, drafter, prompt, max_new_tokens=40, depth=depth, ignore_eos=True, stop=rule)
-        assert run.tokens == decode(target, None, prompt, max_new_tokens=40, ignore_eos=True).tokens
-        assert batched.tokens == run.tokens and batched.rounds == run.rounds
+        assert batched.tokens == run.tokens == decode(target, None, prompt, max_new_tokens=40, ignore_eos=True).tokens
         text = columns_of(target, torch.tensor([prompt + run.tokens]), len(prompt))
         said = drafter.propose_at_every_position(text.ids[0], text.taps[0], text.last[0], depth).confidence.tolist()
+        # Output token i is x_n with n = len(prompt) + i; the column before it is row n - 1.
         for facts in run.rounds:
-            # Output token i is x_n with n = len(prompt) + i; the column before it is row n - 1.
             assert facts.drafted == rule.length(said[len(prompt) + facts.out_pos - 1])[1]
             lengths.add(facts.drafted)
+        said_in_batch.append([said[len(prompt) + facts.out_pos - 1] for facts in batched.rounds])
     assert len(lengths) > 1, "the rule never chose"
+    batches = isinstance(drafter, BatchProposer)  # others draft one sequence after the other, each with its own length
+    for own, batched in zip(said_in_batch, together, strict=True):
+        for number, facts in enumerate(batched.rounds):
+            live = [said[number] for said in said_in_batch if number < len(said)] if batches else [own[number]]
+            assert facts.drafted == rule.length(*live)[1]
 
 
 @pytest.mark.parametrize("method", TRAINED)
