@@ -247,7 +247,8 @@ class CostCell:
     """The median time of one block of repetitions of one phase.
 
     phase: target_step (1 row), verify (depth_k + 1 rows), draft (all depth_k proposals of a round, feature intake
-    included), host (the rest of a round: sampling, verification, bookkeeping), control (target_step at both ends);
+    included), draft_read (the same where a stop rule reads every confidence and ends no chain), host (the rest of a
+    round: sampling, verification, bookkeeping), control (target_step at both ends);
     and once a generation, apart from decoding: prefill (the pass over the prompt, kv_len rows) and draft_prefill (the
     drafter takes the prompt in and makes its first proposal: what a generation pays before its second round).
     batch_size: sequences decoded side by side; a time is that of the whole batch. kv_len: mean tokens in the cache.

@@ -34,8 +34,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from components.outside_json import JsonObject
+
+NEVER: Final = 2.0  # a threshold that no survival reaches
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,18 @@ class StopRule:
         """The longest chain that it allows."""
         return len(self.calibration)
 
+    @classmethod
+    def of_depth(cls, calibration: tuple[Calibration, ...], depth: int) -> StopRule:
+        """Chains of one depth, whatever the confidences."""
+        num_more = len(calibration) - depth
+        return cls(calibration, (0.0,) * depth + (NEVER,) * num_more, (0.0,) * len(calibration))
+
     @cached_property
     def num_read(self) -> int:
         """How many draft tokens have a confidence that a decision hangs on; those after them are not read."""
-        passes = (*self.draft_from[1:], 0.0)
-        return max((j + 1 for j in range(self.depth) if self.verify_from[j] > 0.0 or passes[j] > 0.0), default=0)
+        thresholds = zip(self.verify_from, (*self.draft_from[1:], 0.0), strict=True)
+        hangs = [any(0.0 < least < NEVER for least in of_token) for of_token in thresholds]
+        return max((j + 1 for j, decided in enumerate(hangs) if decided), default=0)
 
     def survival(self, index: int, before: float, confidence: float) -> float:
         """s_j of draft token j = index + 1, given s_{j-1} and c_j."""

@@ -36,9 +36,11 @@ from components.bench.settings import BatchSizes, Dtype, KvLengths, TreeBudgets
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.definitions import steady
 from components.drafts.storage.files import read_record
+from components.methods import is_trained
 from components.outside_json import JsonObject
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
+from components.stop_rule import StopRule
 
 NUM_TEXTS = 8
 WARM_UP_TOKENS = 12
@@ -46,6 +48,7 @@ MIN_TOKENS = 8  # of a block, even for a slow target
 MEMORY_SHARE = 0.8
 LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts join several
 SPREAD = 1 / 8  # of the KV length, to each side, in a batch
+LEAST_READ = 1e-12  # a threshold below the likeliest token's probability whatever the vocabulary
 
 
 def measure_step_cost(
@@ -59,6 +62,7 @@ def measure_step_cost(
     kv_lengths: KvLengths,
     trees: TreeBudgets,
     graphs: bool,
+    stop_rule: bool,
     precision: float,
     seconds: float,
     num_processes: int,
@@ -80,7 +84,7 @@ def measure_step_cost(
         )
     encoded = fitting_prompts(target, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = resolve_tuning(tuning, target, drafts, encoded[0].ids, dtype, num_threads, ctx, machine)
-    arms = plan_arms(drafts, max_depth, trees, rival=tuned.rival and not graphs)
+    arms = plan_arms(drafts, max_depth, trees, rival=tuned.rival and not graphs, stop_rule=stop_rule)
     grid = Grid(tuple(arms), tuple(settings), tokens_per_block)
     ctx.note(
         f"{len(arms)} arms x {len(settings)} settings in {num_processes} processes or more, for {seconds:.0f} s, or "
@@ -100,14 +104,21 @@ def _headline_facts(cells: Sequence[CostCell]) -> JsonObject:
     return {"methods": sorted({cell.method for cell in cells} - {"none"}), "medians_ms": medians(cells)}
 
 
-def plan_arms(drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool) -> list[Arm]:
-    """Plain decoding, on both kernels with a rival, and every drafter at every depth and as trees."""
+def plan_arms(
+    drafts: Sequence[Draft], max_depth: int, trees: Sequence[int], *, rival: bool, stop_rule: bool = False
+) -> list[Arm]:
+    """Plain decoding, on both kernels with a rival, and every drafter at every depth and as trees.
+
+    stop_rule: trained drafters at their deepest also under a rule that reads every confidence and ends no chain.
+    """
     arms = [PLAIN, *([RIVAL] if rival else [])]
     for draft in drafts:
         record = read_record(draft.path)
         method, trained = str(record["method"]), int(record["num_steps"])
         deepest = min(max_depth or trained, int(record["max_depth"]))
         arms += [Arm(method, draft.key, depth) for depth in range(1, deepest + 1)]
+        if stop_rule and is_trained(method):
+            arms.append(Arm(method, draft.key, deepest, stop=StopRule.of_least(LEAST_READ, deepest)))
         arms += tree_arms(method, draft.key, trained, trees)
     return arms
 
@@ -356,7 +367,9 @@ def cost_cells(runs: Sequence[ArmRun], setting: Setting, conditions: BlockCondit
         if arm.depth:
             phases["draft"] = [rounds.draft_ns for rounds in slices]
             phases["draft_prefill"] = [[run.first_round[2]]]
-        if not arm.on_rival:  # of a second baseline only its target steps are compared
+        if arm.stop is not None:  # but for reading, the arm of its depth without a rule
+            phases = {"draft_read": phases["draft"]}
+        elif not arm.on_rival:  # of a second baseline only its target steps are compared
             phases["host"] = [rounds.host_ns for rounds in slices]
             phases["prefill"] = [[run.prefill_ns]]
         for phase, samples in phases.items():

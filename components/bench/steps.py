@@ -94,6 +94,7 @@ def measure_step_cost(
     kv_lengths: KvLengths = [128],  # noqa: B006 - read, never changed
     trees: TreeBudgets = [],  # noqa: B006 - read, never changed
     graphs: bool = False,
+    stop_rule: bool = False,
     precision: Annotated[float, Field(gt=0.0, le=1.0)] = 0.03,
     seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 120.0,
     num_processes: Annotated[int, Field(ge=1, le=32)] = 3,
@@ -117,6 +118,8 @@ def measure_step_cost(
         trees: budgets (draft tokens verified in a pass) to time as trees too; an empty list times chains only.
         graphs: record the small passes of target and drafter as CUDA graphs; on a CPU the same static passes run
             without being recorded, which is slower.
+        stop_rule: also time trained drafters under a rule that reads every confidence, which speedup.choose_stop needs
+            to know what its own decisions cost; one more arm for each drafter.
         precision: half-width of the 95 % interval of a round's cost over a plain step, as a share, at which an arm is
             known well enough (0.03 = 3 %).
         seconds: time budget for measuring; opening the processes comes on top. Precision not reached by then is noted.

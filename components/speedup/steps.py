@@ -63,7 +63,8 @@ def choose_stop(
     Args:
         policy: the depths that the speedup model chose; the result is the same policy with the rules.
         acceptance: acceptance maps with confidences, one measurement for each drafter.
-        cost: step times of the same drafters, as choose_depth takes them; every batch size gets a rule of its own.
+        cost: step times of the same drafters, as choose_depth takes them, with `stop_rule: true`; every batch size gets
+            a rule of its own.
         confidence: probability with which the rule must be faster than the best fixed depth to be chosen.
         num_draws: draws of prompts and processes behind each interval.
         include_host: count measured sampling and bookkeeping time.

@@ -3,9 +3,10 @@
 For each drafter and batch size a rule is fitted (stop_fitting.py) and replayed beside its best fixed depth, over the
 same prompts. Each prompt is judged by a rule that was fitted without it, while the fixed depth is the best one of all
 the prompts: the comparison favours the fixed depth. Both emit the same tokens, so the gain is the quotient of their
-times; prompts and processes are drawn alike for both. In a batch a sequence is taken to pay its own share of a pass, as
-where an engine verifies the draft tokens of all sequences side by side without padding; the loop of decoding/batch.py
-pads to the longest chain, so that less is gained there, which `confirm_stop` tells from measured runs.
+times; prompts and processes are drawn alike for both. The rule pays for every confidence that it reads, as measured.
+In a batch all sequences take one length, as in decoding/batch.py, and each round pays for it; drafters that take
+sequences one after the other (a draft model, MTP modules of the target's own) end each chain by itself there and are
+padded to the longest, which only `confirm_stop` tells.
 
 The rule that is written is fitted to all prompts. llama.cpp's `p_min` with its best depth is judged in the same way, as
 what an engine with a single threshold would make of the confidences.
@@ -20,9 +21,10 @@ from dataclasses import replace
 import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
+from components.definitions import steady
 from components.methods import METHODS
 from components.policy import Policy, StopChoice, read_policy
-from components.rows import AcceptanceMap, StopRun, grouped, read_rows
+from components.rows import AcceptanceMap, CostCell, StopRun, grouped, read_rows
 from components.speedup.bootstrap import Estimate, draw_weights, ratio_influence, sample_of
 from components.speedup.choose import Evidence, cells_of, valid_cells, valid_maps
 from components.speedup.comparison.paired import speed_ratio
@@ -44,6 +46,7 @@ from components.speedup.stop_fitting import (
     oracle,
     reliability,
     replay_chains,
+    rows_at,
     rule_chains,
 )
 from components.stop_rule import StopRule
@@ -147,6 +150,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
     """The fitted rule of one drafter, and its judgement."""
     table, method = evidence.costs(batch_size), evidence.maps[0].method
     times = round_times(table, evidence.rule.include_host, method in METHODS and METHODS[method].one_pass)
+    times = times._replace(reading=reading_time(evidence, batch_size), batch_size=batch_size)
     answers = answers_of(_within(evidence.maps, len(times.draft) - 1))
     depth, (fixed_depth, _) = len(times.draft) - 1, best_fixed(answers, times)
     chains, rules = held_out_chains(answers, times)
@@ -155,7 +159,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
     gain, least_gain = (_gain(fixed, other, times, table, evidence) for other in (stopped, least))
     low, high = gain.interval()
     bins = reliability(answers, stopped, rules)
-    final, (p_min, p_min_depth) = fit_rule(answers, times), best_least(answers, times)
+    final, (p_min, p_min_depth) = fit_rule(answers, times).rule, best_least(answers, times)
     least_low, least_high = least_gain.interval()
     plain = times.verify[0]
     num_rounds = stopped.counts.sum()
@@ -198,6 +202,31 @@ def _within(maps: Sequence[AcceptanceMap], depth: int) -> list[AcceptanceMap]:
     ]
 
 
+def reading_time(evidence: Evidence, batch_size: int) -> float:
+    """What reading one confidence takes, ms: how much longer drafts take under a rule that reads all and ends none.
+
+    Raises UserError where that was not measured.
+    """
+    chains = [c for c in evidence.cells if (c.draft_key, c.batch_size) == (evidence.draft_key, batch_size)]
+    read = [c for c in chains if c.phase == "draft_read"]
+    if not read:
+        raise UserError(
+            f"cost: what a stop rule's own decisions take was not measured for drafter {evidence.draft_key[:12]}, "
+            f"batch {batch_size}: set stop_rule: true in bench.measure_step_cost"
+        )
+    depth = max(c.depth_k for c in read)
+    unread = [c for c in chains if (c.phase, c.depth_k, c.tree_budget) == ("draft", depth, None)]
+    longer = [
+        steady([c.median_ns for c in of_one]) - steady([c.median_ns for c in unread if _timed_at(c) == where])
+        for where, of_one in grouped((c for c in read if c.depth_k == depth), _timed_at).items()
+    ]
+    return max(0.0, float(np.mean(longer))) / 1e6 / depth
+
+
+def _timed_at(cell: CostCell) -> tuple[int, int]:
+    return cell.process, cell.kv_len
+
+
 def round_times(table: CostTable, include_host: bool, in_one_pass: bool) -> RoundTimes:
     """The times of a cost table; depths between those that were measured lie on straight lines."""
     depths = np.arange(table.depths[-1] + 1)
@@ -231,11 +260,19 @@ def best_least(answers: Sequence[Answer], times: RoundTimes) -> tuple[float, int
     seen = np.concatenate([answer.confidence.ravel() for answer in answers])
     least = [0.0, *np.round(np.quantile(seen, np.linspace(0.02, 0.9, NUM_LEAST)), 3).tolist()]
     rates = {
-        (p, k): replay_chains(answers, rule_chains(StopRule.of_least(p, k)), depth).rate(times)
+        (p, k): replay_chains(answers, least_chains(answers, p, k, times), depth).rate(times)
         for p in dict.fromkeys(least)
         for k in range(1, depth + 1)
     }
     return max(rates, key=lambda pair: rates[pair])
+
+
+def least_chains(answers: Sequence[Answer], p_min: float, depth: int, times: RoundTimes) -> Chains:
+    """Chains of a single threshold; in a batch beside rounds of these answers."""
+    rule, elsewhere = StopRule.of_least(p_min, depth), None
+    if times.batch_size > 1:
+        elsewhere = rows_at(answers, replay_chains(answers, fixed_chains(depth), len(times.draft) - 1).rounds)
+    return rule_chains(rule, elsewhere, times.batch_size)
 
 
 def held_out_least(answers: Sequence[Answer], times: RoundTimes) -> Chains:
@@ -243,7 +280,7 @@ def held_out_least(answers: Sequence[Answer], times: RoundTimes) -> Chains:
     folds = min(FOLDS, len(answers))
     chains_of: dict[int, Chains] = {}
     for fold in range(folds):
-        p_min, depth = best_least([a for i, a in enumerate(answers) if i % folds != fold], times)
-        chains = rule_chains(StopRule.of_least(p_min, depth))
+        others = [a for i, a in enumerate(answers) if i % folds != fold]
+        chains = least_chains(others, *best_least(others, times), times)
         chains_of |= {id(a): chains for i, a in enumerate(answers) if i % folds == fold}
     return lambda answer: chains_of[id(answer)](answer)

@@ -13,13 +13,17 @@ on the rule: fit, replay, and fit again with what was replayed, until R stands.
 Only rounds count that a replay really starts. Confidence is calibrated on them: over all positions it would be too
 good, since rounds start just after a miss.
 
+Reading a confidence takes time of its own, which every draft token costs that a decision may hang on. Sequences side by
+side take one length, by the mean of their survivals: a round is replayed with others drawn from the rounds that start
+elsewhere. Where no thresholds earn what reading costs, the rule is the best fixed depth itself.
+
 Everything is judged on prompts that the rule was not fitted to (FOLDS parts of the prompts, each judged by a rule of
-the others). K = depths of the maps, n = rounds, P = prompts.
+the others). K = depths of the maps, n = rounds, P = prompts, B = sequences side by side.
 """
 
 from __future__ import annotations
 
-import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -29,7 +33,7 @@ from scipy.optimize import isotonic_regression
 
 from components.rows import AcceptanceMap
 from components.speedup.bootstrap import Floats
-from components.stop_rule import Calibration, StopRule
+from components.stop_rule import NEVER, Calibration, StopRule
 
 Integers = NDArray[np.int64]
 
@@ -37,7 +41,6 @@ FOLDS: Final = 5
 LEAST_ROUNDS: Final = 50
 """Fewer rounds that reach a depth give no curve of their own; the depth takes that of the one before."""
 MOST_FITS: Final = 8
-NEVER: Final = 2.0  # a threshold that no survival reaches
 NUM_FITTED: Final = 20  # points at most through which a calibration curve is fitted
 NUM_BINS: Final = 10  # of a reliability diagram
 
@@ -45,24 +48,28 @@ NUM_BINS: Final = 10  # of a reliability diagram
 class RoundTimes(NamedTuple):
     """What a round takes, ms. draft: [K + 1], by passes. verify: [K + 1], by draft tokens verified, host time included.
 
-    in_one_pass: the drafter computes all its draft tokens at once, so that a shorter chain saves no drafting.
+    in_one_pass: the drafter computes all its draft tokens at once, so that a shorter chain saves no drafting. reading:
+    of one confidence, and the rule's decision. batch_size: sequences side by side, whose rounds these are.
     """
 
     draft: Floats
     verify: Floats
     in_one_pass: bool = False
+    reading: float = 0.0
+    batch_size: int = 1
 
     def of(self, passes: Integers, verified: Integers) -> Floats:
-        """The time of rounds, in the shape of `passes`."""
+        """The time of rounds that read no confidence, in the shape of `passes`."""
         deepest = np.full_like(passes, len(self.draft) - 1) if self.in_one_pass else passes
         return np.asarray(self.draft[deepest] + self.verify[verified])
 
     @property
     def draft_steps(self) -> Floats:
-        """[K + 1]: what pass j adds; 0 after the first where all draft tokens come from one."""
+        """[K + 1]: what draft token j adds, read as well; no pass after the first where all come from one."""
         steps = np.diff(self.draft, prepend=0.0)
         if self.in_one_pass:
             steps[2:] = 0.0
+        steps[1:] += self.reading
         return steps
 
 
@@ -86,29 +93,57 @@ def answers_of(maps: Sequence[AcceptanceMap]) -> list[Answer]:
     ]
 
 
-Chains = Callable[[Answer], tuple[Integers, Integers]]
-"""For each position of an answer: (passes run, draft tokens verified) by a round that starts there."""
+class Lengths(NamedTuple):
+    """Of a round that starts at each position, [n] each: passes run, draft tokens verified, confidences read."""
+
+    passes: Integers
+    verified: Integers
+    read: Integers
+
+
+Chains = Callable[[Answer], Lengths]
 
 
 def fixed_chains(depth: int) -> Chains:
     """Every round drafts `depth` tokens."""
-    return lambda answer: (np.full(len(answer.accepted), depth), np.full(len(answer.accepted), depth))
+
+    def chains(answer: Answer) -> Lengths:
+        depths = np.full(len(answer.accepted), depth)
+        return Lengths(depths, depths, np.zeros_like(depths))
+
+    return chains
 
 
-def rule_chains(rule: StopRule) -> Chains:
-    """Rounds as the rule ends them: `StopRule.length` for all positions at once."""
+def rule_chains(rule: StopRule, elsewhere: Answer | None = None, batch_size: int = 1) -> Chains:
+    """Rounds as the rule ends them: `StopRule.length` for all positions at once.
 
-    def chains(answer: Answer) -> tuple[Integers, Integers]:
+    elsewhere: rounds of which a batch has others at its side; needed where batch_size is above 1.
+    """
+    others = None if elsewhere is None else survival_of(rule, elsewhere.confidence)
+
+    def chains(answer: Answer) -> Lengths:
         survival = survival_of(rule, answer.confidence)
+        if others is not None:
+            survival = _side_by_side(survival, others, batch_size, answer)
         depth = survival.shape[1]
         unverified = survival < np.array(rule.verify_from[:depth])
         undrafted = survival < np.array([*rule.draft_from[1:depth], -1.0])  # nothing comes after the last
         ends = unverified | undrafted
         ends[:, -1] = True
         first = ends.argmax(axis=1)
-        return first + 1, first + 1 - unverified[np.arange(len(first)), first]
+        passes = first + 1
+        return Lengths(
+            passes, passes - unverified[np.arange(len(first)), first], np.minimum(passes, min(depth, rule.num_read))
+        )
 
     return chains
+
+
+def _side_by_side(own: Floats, others: Floats, batch_size: int, answer: Answer) -> Floats:
+    """Means [n, ...] of `own` [n, ...] and batch_size - 1 of `others` [m, ...], drawn anew for each row."""
+    stream = np.random.default_rng(zlib.crc32(answer.confidence.tobytes()))
+    drawn = stream.integers(len(others), size=(len(own), batch_size - 1))
+    return np.asarray((own + others[drawn].sum(axis=1)) / batch_size)
 
 
 def survival_of(rule: StopRule, confidence: Floats) -> Floats:
@@ -128,12 +163,13 @@ class Replayed(NamedTuple):
     rounds: list[Integers]  # of each prompt, the positions where rounds started
     tokens: Floats  # [P] emitted by rounds
     counts: Floats  # [P, K + 1, K + 1]: rounds by passes and by draft tokens verified
+    read: Floats  # [P, K + 1]: confidences read, by draft tokens verified
 
     def by_verified(self, times: RoundTimes) -> Floats:
         """[P, K + 1]: time of each prompt's rounds by draft tokens verified, in the unit of `times`."""
         depths = np.arange(self.counts.shape[1])
         each = times.of(*np.meshgrid(depths, depths, indexing="ij"))  # [K + 1, K + 1]
-        return np.asarray((self.counts * each).sum(axis=1))
+        return np.asarray((self.counts * each).sum(axis=1) + self.read * times.reading)
 
     def rate(self, times: RoundTimes) -> float:
         """R: tokens per unit of time over all prompts."""
@@ -143,8 +179,9 @@ class Replayed(NamedTuple):
 def replay_chains(answers: Sequence[Answer], chains: Chains, depth: int) -> Replayed:
     """Replay every answer: a round at i verifies m draft tokens and the next starts at i + min(accepted, m) + 1."""
     counts, starts = np.zeros((len(answers), depth + 1, depth + 1)), []
+    read_by = np.zeros((len(answers), depth + 1))
     for index, answer in enumerate(answers):
-        passes, verified = chains(answer)
+        passes, verified, read = chains(answer)
         steps = (np.minimum(answer.accepted, verified) + 1).tolist()
         position, started = 0, []
         while position < len(steps):
@@ -152,8 +189,9 @@ def replay_chains(answers: Sequence[Answer], chains: Chains, depth: int) -> Repl
             position += steps[position]
         rounds = np.array(started, dtype=np.int64)
         np.add.at(counts[index], (passes[rounds], verified[rounds]), 1.0)
+        np.add.at(read_by[index], verified[rounds], read[rounds])
         starts.append(rounds)
-    return Replayed(starts, np.array([float(len(answer.accepted)) for answer in answers]), counts)
+    return Replayed(starts, np.array([float(len(answer.accepted)) for answer in answers]), counts, read_by)
 
 
 def best_fixed(answers: Sequence[Answer], times: RoundTimes) -> tuple[int, float]:
@@ -164,26 +202,37 @@ def best_fixed(answers: Sequence[Answer], times: RoundTimes) -> tuple[int, float
     return best + 1, rates[best]
 
 
-def fit_rule(answers: Sequence[Answer], times: RoundTimes) -> StopRule:
-    """The rule with the highest rate on these answers."""
+class Fitted(NamedTuple):
+    """A rule, and the rounds as it ends them."""
+
+    rule: StopRule
+    chains: Chains
+
+
+def fit_rule(answers: Sequence[Answer], times: RoundTimes) -> Fitted:
+    """The rule with the highest rate on these answers; the best fixed depth where no other earns what it reads."""
     depth = answers[0].confidence.shape[1]
     start, rate = best_fixed(answers, times)
     replayed = replay_chains(answers, fixed_chains(start), depth)
-    best_rule, best_rate = None, -math.inf
+    best, best_rate = None, rate if times.reading else 0.0
     for _ in range(MOST_FITS):
-        started = _rows_at(answers, replayed.rounds)
-        rule = _thresholds(calibrate(started), started, times, rate)
-        replayed = replay_chains(answers, rule_chains(rule), depth)
+        started = rows_at(answers, replayed.rounds)
+        curves = calibrate(started)
+        if best is None:
+            best = Fitted(StopRule.of_depth(curves, start), fixed_chains(start))
+        rule = _thresholds(curves, started, times, rate)
+        chains = rule_chains(rule, started if times.batch_size > 1 else None, times.batch_size)
+        replayed = replay_chains(answers, chains, depth)
         before, rate = rate, replayed.rate(times)
         if rate > best_rate:
-            best_rule, best_rate = rule, rate
+            best, best_rate = Fitted(rule, chains), rate
         if abs(rate - before) < 1e-4 * before:
             break
-    assert best_rule is not None
-    return best_rule
+    assert best is not None
+    return best
 
 
-def _rows_at(answers: Sequence[Answer], rounds: Sequence[Integers]) -> Answer:
+def rows_at(answers: Sequence[Answer], rounds: Sequence[Integers]) -> Answer:
     """The rows of all answers at these positions, one after the other."""
     pairs = list(zip(answers, rounds, strict=True))
     return Answer(
@@ -233,6 +282,8 @@ def _thresholds(curves: tuple[Calibration, ...], rows: Answer, times: RoundTimes
     depth = rows.confidence.shape[1]
     rule = StopRule(curves, (0.0,) * depth, (0.0,) * depth)
     survival = survival_of(rule, rows.confidence)
+    if times.batch_size > 1:
+        survival = _side_by_side(survival, survival, times.batch_size, rows)
     verify_steps, draft_steps = np.diff(times.verify, prepend=0.0), times.draft_steps
     draft_from, verify_from = [0.0] * depth, [0.0] * depth
     after = np.zeros(len(rows.accepted))  # worth of going on after draft token j is verified
@@ -261,31 +312,33 @@ def _first_worth_it(survival: Floats, worth: Floats) -> float:
 def held_out_chains(answers: Sequence[Answer], times: RoundTimes) -> tuple[Chains, list[StopRule]]:
     """(chains of every answer by a rule that was fitted without it, the rules of the folds)."""
     folds = min(FOLDS, len(answers))
-    rules = [fit_rule([a for i, a in enumerate(answers) if i % folds != fold], times) for fold in range(folds)]
-    chains_of = {id(answer): rule_chains(rules[i % folds]) for i, answer in enumerate(answers)}
-    return lambda answer: chains_of[id(answer)](answer), rules
+    fitted = [fit_rule([a for i, a in enumerate(answers) if i % folds != fold], times) for fold in range(folds)]
+    chains_of = {id(answer): fitted[i % folds].chains for i, answer in enumerate(answers)}
+    return lambda answer: chains_of[id(answer)](answer), [each.rule for each in fitted]
 
 
-def oracle_chains(rate: float, times: RoundTimes) -> Chains:
-    """Chains of somebody who knows what will be accepted, at a given rate: a bound that no rule reaches."""
-    depth = len(times.verify) - 1
-    lengths = np.arange(depth + 1)
-    worth = lengths - rate * times.of(np.maximum(lengths, 1), lengths)
-    best = np.array([int(worth[: accepted + 1].argmax()) for accepted in lengths])
+def oracle_chains(rate: float, times: RoundTimes, elsewhere: Answer) -> Chains:
+    """Chains of somebody who knows what will be accepted, at a given rate: a bound that no rule reaches.
 
-    def chains(answer: Answer) -> tuple[Integers, Integers]:
-        verified = best[answer.accepted]
-        return np.maximum(verified, 1), verified
+    elsewhere: as `rule_chains` takes it.
+    """
+    lengths = np.arange(len(times.verify))
+    cost = rate * times.of(np.maximum(lengths, 1), lengths)
+
+    def chains(answer: Answer) -> Lengths:
+        kept, others = (np.minimum(rows.accepted[:, None], lengths) for rows in (answer, elsewhere))
+        verified = (_side_by_side(kept, others, times.batch_size, answer) - cost).argmax(axis=1)
+        return Lengths(np.maximum(verified, 1), verified, np.zeros_like(verified))
 
     return chains
 
 
 def oracle(answers: Sequence[Answer], times: RoundTimes, rate: float) -> Replayed:
     """The oracle's rounds at its own rate, found from another one."""
-    depth = len(times.verify) - 1
-    replayed = replay_chains(answers, oracle_chains(rate, times), depth)
-    for _ in range(MOST_FITS):
-        replayed = replay_chains(answers, oracle_chains(replayed.rate(times), times), depth)
+    depth, rounds = len(times.verify) - 1, [np.arange(len(answer.accepted)) for answer in answers]
+    for _ in range(1 + MOST_FITS):
+        replayed = replay_chains(answers, oracle_chains(rate, times, rows_at(answers, rounds)), depth)
+        rate, rounds = replayed.rate(times), replayed.rounds
     return replayed
 
 
@@ -301,7 +354,7 @@ def reliability(answers: Sequence[Answer], replayed: Replayed, rules: Sequence[S
     """Predicted against observed acceptance of draft tokens that were reached in held-out rounds, in equal bins."""
     predicted, observed = [], []
     for index, (answer, rounds) in enumerate(zip(answers, replayed.rounds, strict=True)):
-        rule, rows = rules[index % len(rules)], _rows_at([answer], [rounds])
+        rule, rows = rules[index % len(rules)], rows_at([answer], [rounds])
         for j in range(rows.confidence.shape[1]):
             reaching = rows.accepted >= j
             predicted.append(_read(rule.calibration[j], rows.confidence[reaching, j]))

@@ -100,9 +100,7 @@ class DraftSampler:
             read = (confidence_of(logits) if confidence is None else confidence).tolist()
             before = zip(self.survival, read, strict=True)
             self.survival = [rule.survival(step, survival, said) for survival, said in before]
-            self.length = rule.end_at(step, sum(self.survival) / len(self.survival))
-        elif step + 1 >= rule.depth:
-            self.length = rule.depth
+        self.length = rule.end_at(step, sum(self.survival) / len(self.survival))
 
     def tokens_of_each(self) -> Sequence[Sequence[Tensor]]:
         """The tokens sampled so far, for each sequence a list of int64 [1]."""

@@ -14,7 +14,6 @@ from components.speedup.bootstrap import Floats
 from components.speedup.prediction.replay import replay
 from components.speedup.stop_fitting import (
     Answer,
-    Chains,
     Integers,
     RoundTimes,
     best_fixed,
@@ -78,7 +77,7 @@ DRAFTERS = {
     "all or nothing": Simulated(0.4, 0.3, lambda c: 0.05 + 0.9 * c),
     "says nothing": Simulated(2.0, 2.0, lambda c: np.full_like(c, 0.7)),
 }
-TIMES = {"steep": STEEP, "flat": FLAT, "block": BLOCK}
+TIMES = {"steep": STEEP, "flat": FLAT, "block": BLOCK, "read": STEEP._replace(reading=0.1)}
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -89,8 +88,8 @@ def test_a_fitted_rule_comes_near_the_optimum_and_loses_nothing_to_the_best_dept
     The fit sees 40 answers of 200 tokens.
     """
     simulated, costs = DRAFTERS[drafter], TIMES[times]
-    rule, fresh = fit_rule(simulated.answers(40, seed=1), costs), simulated.answers(300, seed=2)
-    rate = replay_chains(fresh, rule_chains(rule), DEPTH).rate(costs)
+    fitted, fresh = fit_rule(simulated.answers(40, seed=1), costs), simulated.answers(300, seed=2)
+    rate = replay_chains(fresh, fitted.chains, DEPTH).rate(costs)
     assert rate >= 0.97 * simulated.best_rate(costs)
     assert rate >= 0.995 * best_fixed(fresh, costs)[1]
     assert rate <= oracle(fresh, costs, rate).rate(costs)
@@ -100,10 +99,43 @@ def test_confidence_that_says_much_gains_over_every_fixed_depth() -> None:
     """The optimum itself shows that there is something to gain here, so the fit must find most of it."""
     simulated, fresh = DRAFTERS["all or nothing"], DRAFTERS["all or nothing"].answers(300, seed=2)
     gain_of_optimum = simulated.best_rate(STEEP) / best_fixed(fresh, STEEP)[1] - 1.0
-    rule = fit_rule(simulated.answers(40, seed=1), STEEP)
-    gain = replay_chains(fresh, rule_chains(rule), DEPTH).rate(STEEP) / best_fixed(fresh, STEEP)[1] - 1.0
+    fitted = fit_rule(simulated.answers(40, seed=1), STEEP)
+    gain = replay_chains(fresh, fitted.chains, DEPTH).rate(STEEP) / best_fixed(fresh, STEEP)[1] - 1.0
     assert gain_of_optimum > 0.05
     assert gain > 0.8 * gain_of_optimum
+
+
+def test_where_reading_costs_more_than_it_gains_the_rule_is_the_best_depth_and_reads_nothing() -> None:
+    answers, costs = DRAFTERS["as said"].answers(40, seed=1), STEEP._replace(reading=2.0)
+    depth, rate = best_fixed(answers, costs)
+    fitted = fit_rule(answers, costs)
+    assert fitted.rule.num_read == 0
+    assert {fitted.rule.length(row.tolist()) for row in answers[0].confidence} == {(depth, depth)}
+    assert replay_chains(answers, fitted.chains, DEPTH).rate(costs) == rate
+
+
+@pytest.mark.parametrize("drafter", ["as said", "all or nothing"])
+def test_rounds_side_by_side_are_predicted_as_they_run_together(drafter: str) -> None:
+    """A rate by rounds drawn from elsewhere is that of 60 batches of 4 answers in step, within 1 %, and no loss.
+
+    Power: taking each chain for itself is off by more than 2 %.
+    """
+    simulated, costs = DRAFTERS[drafter], STEEP._replace(reading=0.05, batch_size=4)
+    fitted, fresh = fit_rule(simulated.answers(40, seed=1), costs), simulated.answers(240, seed=2)
+    tokens = spent = 0.0
+    for first in range(0, len(fresh), 4):
+        batch, positions = fresh[first : first + 4], [0, 0, 0, 0]
+        while all(position < len(batch[0].accepted) for position in positions):
+            rows = list(zip(batch, positions, strict=True))
+            passes, verified = fitted.rule.length(*(answer.confidence[at].tolist() for answer, at in rows))
+            steps = [min(int(answer.accepted[at]), verified) + 1 for answer, at in rows]
+            positions = [at + step for at, step in zip(positions, steps, strict=True)]
+            tokens += sum(steps) / 4
+            spent += costs.draft[passes] + costs.verify[verified] + costs.reading * min(passes, fitted.rule.num_read)
+    rate = replay_chains(fresh, fitted.chains, DEPTH).rate(costs)
+    assert rate == pytest.approx(tokens / spent, rel=0.01)
+    assert rate >= 0.995 * best_fixed(fresh, costs)[1]
+    assert abs(replay_chains(fresh, rule_chains(fitted.rule), DEPTH).rate(costs) * spent / tokens - 1.0) > 0.02
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -126,7 +158,7 @@ def test_a_rule_is_judged_by_folds_that_did_not_see_the_answer() -> None:
     answers = DRAFTERS["as said"].answers(10, seed=4)
     _, rules = held_out_chains(answers, STEEP)
     for fold, rule in enumerate(rules):
-        assert rule == fit_rule([a for i, a in enumerate(answers) if i % len(rules) != fold], STEEP)
+        assert rule == fit_rule([a for i, a in enumerate(answers) if i % len(rules) != fold], STEEP).rule
 
 
 @given(st.integers(0, 2**31), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
@@ -157,7 +189,7 @@ def test_least_probability_ends_before_the_first_unlikely_token() -> None:
     assert passes.tolist() == [2, 3] and verified.tolist() == [1, 3]
 
 
-def least_probability_chains(least: float, depth: int) -> Chains:
+def least_probability_chains(least: float, depth: int) -> Callable[[Answer], tuple[Integers, Integers]]:
     """A chain of at most `depth` tokens that ends before the first one of a lower probability."""
 
     def chains(answer: Answer) -> tuple[Integers, Integers]:
@@ -180,4 +212,4 @@ def test_a_single_threshold_is_a_rule_whose_curves_jump_at_it() -> None:
         lengths = [rule.length(row[:depth]) for row in confidence.tolist()]
         assert lengths == list(zip(passes.tolist(), verified.tolist(), strict=True))
         replayed = [part.tolist() for part in rule_chains(rule)(answer)]
-        assert replayed == [passes.tolist(), verified.tolist()]
+        assert replayed == [passes.tolist(), verified.tolist(), (passes * (least > 0.0)).tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from components.bench import compare_stop, measure_acceptance, measure_step_cost
 from components.bench.end_to_end.arms import Arm
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.policy import read_policy
-from components.rows import StopRun, read_rows
+from components.rows import AcceptanceMap, CostCell, StopRun, read_rows, write_rows
 from components.speedup import choose_depth, choose_stop, confirm_stop
 from components.stop_rule import Calibration, StopRule
 
@@ -35,6 +35,10 @@ def here() -> Iterator[None]:
         yield
 
 
+def maps_depth(maps: Measurements) -> int:
+    return read_rows(maps.path, AcceptanceMap)[0].k_max
+
+
 @pytest.fixture(scope="module")
 def ruled(
     target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, tmp_path_factory: pytest.TempPathFactory
@@ -42,9 +46,16 @@ def ruled(
     """A policy with a rule for EAGLE-3, for one sequence and for two side by side."""
     folder, draft = tmp_path_factory.mktemp("stop"), drafts[0]
     maps = measure_acceptance(target, draft, prompts, max_new_tokens=24, ctx=context(folder, "maps"))
-    cost_settings = {"batch_sizes": [1, 2], "kv_lengths": [32], "seconds": 0.1, "num_processes": 1}
+    cost_settings = {"batch_sizes": [1, 2], "kv_lengths": [32], "stop_rule": True, "seconds": 0.1, "num_processes": 1}
     cost = measure_step_cost(target, [draft], prompts, **cost_settings, ctx=context(folder, "cost"), machine=machine)  # type: ignore[arg-type]
+    cells = read_rows(cost.path, CostCell)
+    read = [cell for cell in cells if cell.phase == "draft_read"]
+    assert {(cell.batch_size, cell.depth_k) for cell in read} == {(1, maps_depth(maps)), (2, maps_depth(maps))}
+    unread = [cell for cell in cells if cell.phase != "draft_read"]
+    write_rows(context(folder, "unread").out, unread)
     depth = choose_depth([maps], [cost], ctx=context(folder, "depth"))
+    with pytest.raises(UserError, match=r"set stop_rule: true in bench\.measure_step_cost"):
+        choose_stop(depth, [maps], [replace(cost, path=folder / "unread")], ctx=context(folder, "asks"))
     return folder, choose_stop(depth, [maps], [cost], ctx=context(folder, "rule"))
 
 
