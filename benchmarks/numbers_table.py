@@ -411,6 +411,7 @@ def stop_rule() -> tuple[str, str]:
             f"{row['p_min']:.2f} ({row['p_min_depth']})",
             gain(row, "p_min_gain_meas", "p_min_meas"),
             f"{row['calibration_error']:.3f}",
+            f"{row['reading_share']:.1%}" if "reading_share" in row else "not measured",
         )
         for row in found["rows"]
     ]
@@ -418,10 +419,11 @@ def stop_rule() -> tuple[str, str]:
     return (
         "Speed of chains that end by the drafter's confidence over that of the best fixed depth, built-in target, "
         f"{found['train_steps']} training steps, {found['num_threads']} threads, arms in turns; p_min is a single "
-        "threshold with its depth. Predicted on prompts that the rule was not fitted to, without the time that the "
-        "rule itself takes: a p_min of 0 ends no chain, so that its measured loss is that time. In a batch every "
-        "sequence waits for the longest chain, which the prediction leaves out.",
-        markdown((*header, "p_min (depth)", "measured", "calibration error"), rows),
+        "threshold with its depth. Predicted on prompts that the rule was not fitted to. Reading is the time that the "
+        "confidences of the fixed depth take, as a share of a round; where it was not measured, the prediction is "
+        "without it, and lets each sequence of a batch pay for its own chain while decoding waits for the longest. "
+        "Where it was, the prediction pays for it, and a batch has one length.",
+        markdown((*header, "p_min (depth)", "measured", "calibration error", "reading"), rows),
     )
 
 

@@ -243,6 +243,7 @@ class StopChoice:
     p_min_meas_lo: float | None = None
     p_min_meas_hi: float | None = None
     divergences: int = 0  # outputs that differ from plain decoding beyond a tie
+    reading_share: float | None = None  # of a round at the fixed depth, what reading all its confidences would add
 
     @property
     def rule(self) -> StopRule:

@@ -189,6 +189,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
         calibration=[[list(curve.confidence), list(curve.accepted)] for curve in final.calibration],
         draft_from=list(final.draft_from),
         verify_from=list(final.verify_from),
+        reading_share=times.reading * fixed_depth / float(times.draft[fixed_depth] + times.verify[fixed_depth]),
     )
 
 
