@@ -204,9 +204,9 @@ class _Pruning:
         if self.rule is None:
             return self.tree.grow(node, tokens, log_probs)
         survivals = self._below(node, [math.exp(log_prob) for log_prob in log_probs])
-        kept = [survival for survival in survivals if survival >= self._least(node)]
-        new = self.tree.grow(node, tokens[: len(kept)], log_probs[: len(kept)])
-        self.survival.update(zip(new, kept, strict=True))
+        count = sum(survival >= self._least(node) for survival in survivals)
+        new = self.tree.grow(node, tokens[:count], log_probs[:count])
+        self.survival.update(zip(new, survivals, strict=False))
         return new
 
     def leaves_out(self, node: int, logits: Tensor) -> bool:
@@ -218,9 +218,9 @@ class _Pruning:
     def note_drawn(self, new: Sequence[int], logits: Tensor, ids: Tensor) -> None:
         """Children of one node that were drawn from logits [N] of these target ids, ascending."""
         if self.rule is not None and new:
-            said = logits.float().softmax(-1).cpu()
             rows = torch.searchsorted(ids, torch.tensor([self.tree.tokens[node] for node in new]))
-            self.survival.update(zip(new, self._below(self.tree.parents[new[0]], said[rows].tolist()), strict=True))
+            confidences = logits.float().softmax(-1).cpu()[rows].tolist()
+            self.survival.update(zip(new, self._below(self.tree.parents[new[0]], confidences), strict=True))
 
     def expands(self, node: int) -> bool:
         """Whether a node may get children."""

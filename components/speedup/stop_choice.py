@@ -218,8 +218,8 @@ def reading_time(evidence: Evidence, batch_size: int) -> float:
     depth = max(c.depth_k for c in read)
     unread = [c for c in chains if (c.phase, c.depth_k, c.tree_budget) == ("draft", depth, None)]
     longer = [
-        steady([c.median_ns for c in of_one]) - steady([c.median_ns for c in unread if _timed_at(c) == where])
-        for where, of_one in grouped((c for c in read if c.depth_k == depth), _timed_at).items()
+        steady([c.median_ns for c in of_one]) - steady([c.median_ns for c in unread if _timed_at(c) == run])
+        for run, of_one in grouped((c for c in read if c.depth_k == depth), _timed_at).items()
     ]
     return max(0.0, float(np.mean(longer))) / 1e6 / depth
 

@@ -326,8 +326,8 @@ def oracle_chains(rate: float, times: RoundTimes, elsewhere: Answer) -> Chains:
     cost = rate * times.of(np.maximum(lengths, 1), lengths)
 
     def chains(answer: Answer) -> Lengths:
-        kept, others = (np.minimum(rows.accepted[:, None], lengths) for rows in (answer, elsewhere))
-        verified = (_side_by_side(kept, others, times.batch_size, answer) - cost).argmax(axis=1)
+        accepted, others = (np.minimum(rows.accepted[:, None], lengths) for rows in (answer, elsewhere))
+        verified = (_side_by_side(accepted, others, times.batch_size, answer) - cost).argmax(axis=1)
         return Lengths(np.maximum(verified, 1), verified, np.zeros_like(verified))
 
     return chains

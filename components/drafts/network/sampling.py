@@ -97,9 +97,9 @@ class DraftSampler:
         """End the chains where the rule ends them before or after the draft token of these logits, [B, N]."""
         step = len(self.tokens)
         if self.reads_confidence:
-            read = (confidence_of(logits) if confidence is None else confidence).tolist()
-            before = zip(self.survival, read, strict=True)
-            self.survival = [rule.survival(step, survival, said) for survival, said in before]
+            confidences = (confidence_of(logits) if confidence is None else confidence).tolist()
+            pairs = zip(self.survival, confidences, strict=True)
+            self.survival = [rule.survival(step, before, of_token) for before, of_token in pairs]
         self.length = rule.end_at(step, sum(self.survival) / len(self.survival))
 
     def tokens_of_each(self) -> Sequence[Sequence[Tensor]]:

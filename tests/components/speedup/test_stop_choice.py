@@ -21,6 +21,12 @@ DEPTH = 5
 CELLS = make_cells(
     10.0, [11.2, 12.4, 13.6, 14.8, 16.0], [1.5, 2.3, 3.1, 3.9, 4.7], t_host=[0.1, 0.2, 0.2, 0.2, 0.2, 0.2], noise=0.01
 )
+READING = 0.02  # ms of one confidence
+CELLS += [
+    dataclasses.replace(cell, phase="draft_read", median_ns=cell.median_ns + DEPTH * READING * 1e6)
+    for cell in CELLS
+    if (cell.phase, cell.depth_k) == ("draft", DEPTH)
+]
 
 
 def maps_of(says_much: bool, num_prompts: int = 24, seed: int = 0) -> list[AcceptanceMap]:
@@ -69,10 +75,11 @@ def test_the_gain_that_was_predicted_held_out_is_that_on_fresh_prompts(measureme
 def times_of(measurements: Rows, maps: list[AcceptanceMap]) -> object:
     from components.speedup.choose import Evidence
     from components.speedup.prediction.predict import Rule
-    from components.speedup.stop_choice import round_times
+    from components.speedup.stop_choice import reading_time, round_times
 
     evidence = Evidence(maps, list(CELLS), None, None, {}, Rule(0.0, 0.95, 500, True), 0)
-    return round_times(evidence.costs(1), True, False)
+    assert reading_time(evidence, 1) == pytest.approx(READING)
+    return round_times(evidence.costs(1), True, False)._replace(reading=reading_time(evidence, 1))
 
 
 def test_the_fixed_depth_is_predicted_as_fast_as_choose_depth_predicts_it(measurements: Rows, new_ctx: NewCtx) -> None:
@@ -86,7 +93,7 @@ def test_the_fixed_depth_is_predicted_as_fast_as_choose_depth_predicts_it(measur
 def test_the_written_rule_is_fitted_to_all_prompts(measurements: Rows, new_ctx: NewCtx) -> None:
     maps = maps_of(True)
     choice = run(measurements, new_ctx, maps)
-    assert choice.rule == fit_rule(answers_of(maps), times_of(measurements, maps))  # type: ignore[arg-type]
+    assert choice.rule == fit_rule(answers_of(maps), times_of(measurements, maps)).rule  # type: ignore[arg-type]
 
 
 def test_the_rest_of_the_policy_stays_as_it_was(measurements: Rows, new_ctx: NewCtx) -> None:
