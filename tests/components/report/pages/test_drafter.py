@@ -16,7 +16,7 @@ from report_study import make_ctx
 from components.contract import DepthPolicy, Measurements, Page, UserError
 from components.policy import read_policy
 from components.report.tables import arm_table
-from components.rows import AcceptanceMap, DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
+from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_stop, measure_tuning
 from components.speedup.policy_markdown import write_policy
 
@@ -138,7 +138,11 @@ def test_a_rule_that_ends_chains_is_told_with_its_reliability(
 
     write_rows(tmp_path, [confident(m) for m in read_rows(study["acceptance"][0].path, AcceptanceMap)])
     acceptance = [Measurements(key="m" * 64, path=tmp_path)]
-    ruled = choose_stop(study["policy"], acceptance, study["cost"], ctx=make_ctx(tmp_path / "ruled", "s" * 64))
+    (tmp_path / "cost").mkdir()
+    cells = [cell for cost in study["cost"] for cell in read_rows(cost.path, CostCell) if cell.tree_budget is None]
+    write_rows(tmp_path / "cost", [*cells, *(replace(c, phase="draft_read") for c in cells if c.phase == "draft")])
+    cost = [Measurements(key="c" * 64, path=tmp_path / "cost")]
+    ruled = choose_stop(study["policy"], acceptance, cost, ctx=make_ctx(tmp_path / "ruled", "s" * 64))
     source, text = read(page(policy=ruled))
     (stop,) = read_policy(ruled.path).stops
     assert stop.chosen, "such a confidence tells everything"
