@@ -1,8 +1,8 @@
 """Does our DFlash say what `speculators` says, on the same random weights and the same text?
 
 Logits of every drafting slot of a block after every position of a real text, for three block widths, drafting from the
-anchor and not; and DSpark's with its Markov bias and confidence. The drafters are for the built-in target, with all
-weights drawn wide. Ends with exit code 1 beyond 1e-4.
+anchor and not, and with a window; and DSpark's with its Markov bias and confidence. The drafters are for the built-in
+target, with all weights drawn wide. Ends with exit code 1 beyond 1e-4.
 
     python -m benchmarks.dflash_parity [--tokens 96]
 """
@@ -40,6 +40,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     for method in ("dflash", "dspark")
     for width in (4, 8, 16)
     for from_anchor in (False, True)
+} | {
+    f"{method}-8-window": (method, {"block_size": 8, "num_layers": 3, "window": 24}) for method in ("dflash", "dspark")
 }
 
 

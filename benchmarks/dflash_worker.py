@@ -26,12 +26,15 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 
-def layer_config(shape: dict[str, Any], num_layers: int) -> Qwen3Config:
-    """Qwen3's configuration in the target's shape."""
+def layer_config(shape: dict[str, Any], num_layers: int, window: int) -> Qwen3Config:
+    """Qwen3's configuration in the target's shape. window: 0 for none."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     config = Qwen3Config(
         **{name: shape[name] for name in (*names, "rms_norm_eps")},
         num_hidden_layers=num_layers,
+        layer_types=["sliding_attention" if window else "full_attention"] * num_layers,
+        sliding_window=window or None,
+        use_sliding_window=window > 0,
         rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
         max_position_embeddings=4096,
         tie_word_embeddings=False,
@@ -48,9 +51,10 @@ def build(case: dict[str, Any], shape: dict[str, Any], tensors: dict[str, Tensor
     config_class = DSparkSpeculatorConfig if dspark else DFlashSpeculatorConfig
     more = {"markov_rank": case["markov_rank"]} if dspark else {}
     config = config_class(
-        transformer_layer_config=layer_config(shape, case["num_layers"]),
+        transformer_layer_config=layer_config(shape, case["num_layers"], case["window"]),
         draft_vocab_size=len(ids),
         block_size=case["block_size"],
+        sliding_window_non_causal=case["window"] > 0,
         sample_from_anchor=case["sample_from_anchor"],
         mask_token_id=case["mask_token_id"],
         aux_hidden_state_layer_ids=tensors["tap_layers"].tolist(),

@@ -114,8 +114,9 @@ class WindowedBlock(EagleBlock):
     """A method whose blocks may attend to the last positions only."""
 
     window: Annotated[int, Field(ge=0)] = 0
-    """Positions that the drafter's own attention sees, trained and decoded alike: a draft token's own and those before
-    it; 0: all. The target's hidden states that it reads have seen everything in any case."""
+    """Positions that the drafter's own attention sees, trained and decoded alike; 0: all. A draft token's own and those
+    before it, in a block drafter the last committed ones beside the block. The target's hidden states that it reads
+    have seen everything in any case."""
 
     @property
     def own_block(self) -> dict[str, Any]:
@@ -157,6 +158,17 @@ def read_window(config: Mapping[str, Any]) -> tuple[int, str]:
     if type(size) is not int or size < 1:
         return 0, f"sliding_window is {size!r:.40}, must be a number of positions"
     return size, ""
+
+
+def causal_block_fault(config: Mapping[str, Any]) -> str:
+    """Why the window in a block drafter's own config is another network's than here, in one clause; "" if it is not.
+
+    With sliding_window_non_causal every slot of a block sees its whole block; without, as speculators has it by
+    default, only the slots up to its own.
+    """
+    if config.get("sliding_window_non_causal"):
+        return ""
+    return "layer_types asks for a window without sliding_window_non_causal: its blocks are masked, those here are not"
 
 
 def rope_scaling_fault(scaling: Mapping[str, Any]) -> str:
@@ -370,7 +382,7 @@ class PEagleSettings(WindowedBlock):
         return self
 
 
-class DFlashSettings(EagleBlock):
+class DFlashSettings(WindowedBlock):
     """DFlash: a block of draft tokens denoised in one forward."""
 
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.7788

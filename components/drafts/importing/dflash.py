@@ -20,6 +20,7 @@ from components.drafts.importing.checkpoint import FoundCheckpoint
 from components.drafts.importing.eagle import FROZEN, SECTION, SHORT_TAPS, read_embedding
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases, read_vocabulary
 from components.drafts.network.layers import head_rows, rows_unlike
+from components.drafts.settings import causal_block_fault
 from components.methods import MethodName
 from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
@@ -61,15 +62,16 @@ class DFlashReader(AbstractReader):
             faults.raise_any()
         own = {**config, **inner}
         nested = isinstance(config.get(SECTION), dict)
-        block = read_block(
-            config[SECTION] if nested else config, faults, where=SECTION if nested else "", model_types=EAGLE_TYPES
-        )
+        section, where = (config[SECTION], SECTION) if nested else (config, "")
+        block = read_block(section, faults, where=where, model_types=EAGLE_TYPES, windows=True)
         markov = any(name.startswith("markov_head.") for name in found.files)
         imported = Imported("dspark" if markov else "dflash", {}, found.read(found.files))
         _read_shared(imported, target, faults)
         _read_taps(own, target.shape, imported, faults)
         imported.settings |= _own_settings(own, imported.method, faults)
         if block is not None:
+            if block.window and (fault := causal_block_fault(own)):
+                faults.add(fault)
             check_block(block, target.shape, faults, imported.remarks, tied=("hidden_size",))
             imported.settings |= read_own_block(block, target.shape, faults, imported.remarks)
             sizes = {"intermediate_size": block.intermediate_size, "num_layers": block.num_layers}

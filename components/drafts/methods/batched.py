@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, CommittedPositions, DepthBranches, Proposal, Sampling
+from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.sampling import DraftSampler
 
 Decoder = TypeVar("Decoder")
@@ -106,3 +107,27 @@ def merged(committed: Sequence[CommittedPositions]) -> CommittedPositions:
     if len(committed) == 1:
         return committed[0]
     return CommittedPositions(*(torch.cat(parts) for parts in zip(*committed, strict=True)))
+
+
+class CachedState(Protocol):
+    """The state of a drafter with a cache for every block. num_columns: its committed positions."""
+
+    num_columns: int
+
+    @property
+    def caches(self) -> list[KvCache]:
+        """One of each block."""
+
+
+def admitted(
+    block: CachedBlock, state: CachedState, new: CommittedPositions, num_layers: int = 1
+) -> CommittedPositions:
+    """Make room for new positions in all caches of a state; those of them that are to be written.
+
+    With a window the first ones of many are left out, since nobody will see them; num_columns moves past them.
+    block: any of the drafter's; num_layers: as `CachedBlock.make_room`.
+    """
+    count, start = new.next_tokens.shape[0], state.num_columns
+    skipped = max(block.make_room(cache, start, count, num_layers) for cache in state.caches)
+    state.num_columns += skipped
+    return CommittedPositions(*(part[skipped:] for part in new)) if skipped else new

@@ -10,14 +10,15 @@ target's own and frozen; so is the mask token, a row of that embedding.
 
 Training draws at most `max_anchors` of the reachable columns of each row at random (root t: anchor x_{t+1}), the same
 for the same seed and optimiser step. Blocks of different anchors do not see each other: for a slot, attention is one
-softmax over the columns up to its root and the W slots of its own block. Draft token k (from 0) weighs exp(-k / gamma)
-with the field's gamma of 4 (step_decay = exp(-1/4)), or by D-PACE (arXiv:2605.18810), the survival of the chain:
+softmax over the columns up to its root and the W slots of its own block. With a window every slot sees the last so many
+of these columns, and its whole block (speculators' sliding_window_non_causal). Draft token k (from 0) weighs exp(-k /
+gamma) with the field's gamma of 4 (step_decay = exp(-1/4)), or by D-PACE (arXiv:2605.18810), the survival of the chain:
   w_k = sum_{j >= k} prod_{i <= j} ((1 - a) exp(-loss_i) + a), without a gradient; a smooths (0.5).
 
 A block is always denoised at its trained width and a shallower proposal is its beginning, so that draft tokens do not
 depend on the depth; deeper ones are refused. Tensor names are those of speculators' DFlash (fc, hidden_norm, layers,
 norm). Deviations: 2 layers by default, where the paper has 5; every slot's weight applies to its mean over anchors, not
-to a sum over all slots; sliding windows are not there; the norm of the last layer starts from the target's.
+to a sum over all slots; a window is the same for every layer; the norm of the last layer starts from the target's.
 
 Shapes: B sequences, T columns, R anchors, W rows of a block, K draft tokens of it, N draft vocabulary, H hidden size.
 """
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 
 from components.contract import UserError
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
-from components.drafts.methods.batched import BatchedDraft, DepthDraft, merged
+from components.drafts.methods.batched import BatchedDraft, DepthDraft, admitted, merged
 from components.drafts.methods.eagle3 import scale_fuse, tap_sizes
 from components.drafts.methods.training_time_test import attend
 from components.drafts.network.cached_block import InjectedBlock, KvCache, linear_kernel
@@ -78,7 +79,7 @@ class Decoder(NamedTuple):
 
 
 class BlockState:
-    """Cache rows below num_columns are committed positions; later rows are leftovers of the last draft block."""
+    """Columns of the caches below num_columns are committed positions; later ones are leftovers of a draft block."""
 
     def __init__(self, caches: list[KvCache]) -> None:
         self.caches, self.num_columns = caches, 0
@@ -150,7 +151,7 @@ class BlockDraft(BatchedDraft[Decoder]):
         positions = causal.at(rows)[..., None] + 1 + torch.arange(width, device=rows.device)
         hidden = embedded(self.target, tokens.flatten(1), self.embed_tokens)  # [B, R W, H]
         rope, context_rope = Rope(self.shape, positions.flatten(1)), Rope(self.shape, causal.positions)
-        sight = Sight(causal, rows.repeat_interleave(width, 1))
+        sight = Sight(causal, rows.repeat_interleave(width, 1), self.shape.window)
         for layer in self.all_layers:
             attention, inputs = layer.self_attn, layer.input_layernorm(hidden)
             keys, values = attention.keys_values(context, context_rope)
@@ -188,21 +189,24 @@ class BlockDraft(BatchedDraft[Decoder]):
 
     def denoised(self, states: Sequence[BlockState], committed: Sequence[CommittedPositions]) -> Tensor:
         """Commit new positions, then denoise a block after each newest token: [B, K, H], before the last norm."""
-        decoder, new = self.prepared, merged(committed)
-        unit_norm, sizes = decoder.blocks[0].block.norm, [each.next_tokens.shape[0] for each in committed]
+        decoder = self.prepared
+        block = decoder.blocks[0].block
+        committed = [admitted(block, *each) for each in zip(states, committed, strict=True)]
+        new = merged(committed)
+        unit_norm, sizes = block.norm, [each.next_tokens.shape[0] for each in committed]
         features = decoder.context(unit_norm(decoder.fuse(new.taps.to(decoder.dtype))))
         of_layers = features.chunk(len(decoder.blocks), -1)
-        for i, (block, rows) in enumerate(zip(decoder.blocks, of_layers, strict=True)):
+        for i, (layer, rows) in enumerate(zip(decoder.blocks, of_layers, strict=True)):
             for state, part in zip(states, rows.split(sizes), strict=True):
-                block.commit(part, state.caches[i], state.num_columns)
+                layer.commit(part, state.caches[i], state.num_columns)
         for state, size in zip(states, sizes, strict=True):
             state.num_columns += size
         newest = torch.stack([each.next_tokens[-1] for each in committed]).to(self.draft_ids.device)
         anchors = F.embedding(newest, decoder.embedding).to(decoder.dtype)[:, None]
         hidden = torch.cat((anchors, decoder.masks.expand(len(states), -1, -1)), 1).flatten(0, 1)
         starts = [state.num_columns for state in states]
-        for i, block in enumerate(decoder.blocks):
-            hidden = block.run(hidden, [state.caches[i] for state in states], starts)
+        for i, layer in enumerate(decoder.blocks):
+            hidden = layer.run(hidden, [state.caches[i] for state in states], starts)
         return hidden.unflatten(0, (len(states), -1))[:, -self.num_steps :]
 
     def head_logits(self, hidden: Tensor, scaled: bool) -> Tensor:

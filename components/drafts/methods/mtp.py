@@ -238,7 +238,7 @@ class MtpBranches(Branches):
         waiting = torch.cat(state.waiting[index])
         qkv, residual = self._inputs(index, nodes, waiting, num_final)
         num_rows = num_final + len(nodes)
-        state.caches[index] = module.block.with_room(state.caches[index], start + num_rows)
+        module.block.with_room(state.caches[index], start + num_rows)
         # The final columns are a chain; the first draft tokens follow its end.
         row_of = {-1: num_final - 1} | {node: num_final + row for row, node in enumerate(nodes)}
         parent_rows = [*range(-1, num_final - 1), *(row_of.get(self.parents[node], num_final - 1) for node in nodes)]

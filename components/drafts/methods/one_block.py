@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from components.drafts.interface import Batch, Branches, CommittedPositions, EveryPosition, Proposal, Sampling
-from components.drafts.methods.batched import BatchedDraft, merged
+from components.drafts.methods.batched import BatchedDraft, admitted, merged
 from components.drafts.methods.training_time_test import Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockParts, BlockShape, shift_left
@@ -51,10 +51,15 @@ class ChainDecoder(NamedTuple):
 
 @dataclass
 class OneBlockState:
-    """Cache rows below num_columns are committed positions; later rows are leftovers of the last draft tokens."""
+    """Columns of the cache below num_columns are committed positions; later ones are leftovers of draft tokens."""
 
     cache: KvCache
     num_columns: int = 0
+
+    @property
+    def caches(self) -> list[KvCache]:
+        """Of every block."""
+        return [self.cache]
 
 
 class OneBlockDraft(BatchedDraft[ChainDecoder]):
@@ -153,7 +158,9 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
 
     def _commit(self, states: Sequence[OneBlockState], committed: Sequence[CommittedPositions]) -> Tensor:
         """Commit new positions; returns the block's output at the last of each sequence, [B, H]."""
-        decoder, new = self.prepared, merged(committed)
+        decoder = self.prepared
+        committed = [admitted(decoder.block, *each) for each in zip(states, committed, strict=True)]
+        new = merged(committed)
         qkv, residual = decoder.inputs(new.next_tokens.to(self.draft_ids.device), decoder.features(new))
         starts, counts = [state.num_columns for state in states], [each.next_tokens.shape[0] for each in committed]
         for state, count in zip(states, counts, strict=True):
@@ -196,7 +203,7 @@ class BlockBranches(Branches):
         block, state, device = self.block, self.state, self.outputs.device
         num_before, count = len(self.ancestry.depths), len(parents)
         depth, start = self.ancestry.add(parents), state.num_columns + num_before
-        state.cache = block.with_room(state.cache, start + count)
+        block.with_room(state.cache, start + count)
         parent_outputs = self.outputs.index_select(0, torch.tensor([parent + 1 for parent in parents], device=device))
         qkv, residual = self.inputs(tokens.to(device), parent_outputs)
         if count == 1 and depth == num_before + 1:  # the tree is a chain so far and needs no mask
@@ -217,19 +224,19 @@ class GraphedChain:
         self.inner, self.method, self.needs_features = inner, inner.method, inner.needs_features
         self.max_depth, self.num_steps, self.draft_ids = inner.max_depth, inner.num_steps, inner.draft_ids
         self.kernel = inner.kernel
-        self._pool: dict[int, list[tuple[KvCache, weakref.ref[OneBlockState]]]] = {}
+        self._pool: dict[int, list[tuple[Tensor, weakref.ref[OneBlockState]]]] = {}
         self._proposals: dict[tuple[int, int, int], _StaticProposal] = {}
 
     def new_state(self, capacity: int) -> OneBlockState:
         """State for one sequence; caches of dead states are reused, since graphs are bound to their addresses."""
         pool = self._pool.setdefault(capacity, [])
-        for index, (cache, holder) in enumerate(pool):
+        for index, (rows, holder) in enumerate(pool):
             if holder() is None:
-                state = OneBlockState(cache)
-                pool[index] = (cache, weakref.ref(state))
+                state = OneBlockState(KvCache(rows, capacity + self.max_depth))
+                pool[index] = (rows, weakref.ref(state))
                 return state
         state = self.inner.new_state(capacity)
-        pool.append((state.cache, weakref.ref(state)))
+        pool.append((state.cache.rows, weakref.ref(state)))
         return state
 
     @torch.inference_mode()
@@ -237,14 +244,16 @@ class GraphedChain:
         self, state: OneBlockState, committed: CommittedPositions, depth: int, sampling: Sampling, rng: torch.Generator
     ) -> Proposal:
         count, depth = committed.next_tokens.shape[0], min(depth, self.max_depth)
-        longest = state.num_columns + 2 * depth + 1
-        fits = depth > 0 and count <= depth + 1 and longest <= state.cache.shape[1]
+        longest, cache = state.num_columns + 2 * depth + 1, state.cache
+        fits = depth > 0 and count <= depth + 1 and longest <= cache.num_columns
         if not fits or state.num_columns == 0 or sampling != Sampling():
             return self.inner.propose(state, committed, depth, sampling, rng)
-        key = (state.cache.data_ptr(), depth, window_length(longest, state.cache.shape[1]))
+        committed = admitted(self.inner.prepared.block, state, committed)
+        start = state.num_columns - cache.first
+        key = (cache.rows.data_ptr(), depth, window_length(start + 2 * depth + 1, cache.rows.shape[1]))
         if key not in self._proposals:
-            self._proposals[key] = _StaticProposal(self.inner, state.cache, depth, key[2], committed)
-        tokens = self._proposals[key](committed, state.num_columns)
+            self._proposals[key] = _StaticProposal(self.inner, cache.rows, depth, key[2], committed)
+        tokens = self._proposals[key](committed, start, cache.first)
         state.num_columns += count
         return Proposal(tokens.clone(), None)
 
@@ -257,7 +266,7 @@ class _StaticProposal:
     """Drafts `depth` tokens after at most depth + 1 new positions, over the first `window` rows of one cache."""
 
     def __init__(
-        self, drafter: OneBlockDraft, cache: KvCache, depth: int, window: int, like: CommittedPositions
+        self, drafter: OneBlockDraft, cache: Tensor, depth: int, window: int, like: CommittedPositions
     ) -> None:
         """like: an example with the dtypes and widths of later inputs."""
         device, rows = drafter.draft_ids.device, depth + 1
@@ -268,25 +277,28 @@ class _StaticProposal:
             torch.zeros(rows, like.taps.shape[1], dtype=like.taps.dtype, device=device),
             torch.zeros(rows, like.last.shape[1], dtype=like.last.dtype, device=device),
         )
-        self.start = torch.zeros(1, dtype=torch.int64, device=device)
+        self.start, self.first = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self.end = torch.ones(
             1, dtype=torch.int64, device=device
         )  # number of new positions; draft rows begin after them
         self.offsets = torch.arange(rows, device=device)
         self.captured = RecordedWork(self._run, device)
 
-    def __call__(self, committed: CommittedPositions, start: int) -> Tensor:
+    def __call__(self, committed: CommittedPositions, start: int, first: int) -> Tensor:
+        """start: the cache row of the first new position; first: the column of row 0."""
         count = committed.next_tokens.shape[0]
         for buffer, values in zip(self.committed, committed, strict=True):
             buffer[:count].copy_(values, non_blocking=True)
         self.start.fill_(start)
+        self.first.fill_(first)
         self.end.fill_(count)
         return self.captured()
 
     def _run(self) -> Tensor:
         decoder, ids = self.drafter.prepared, self.drafter.draft_ids
         qkv, residual = decoder.inputs(self.committed.next_tokens, decoder.features(self.committed))
-        outputs = decoder.block.run_at(qkv, residual, self.cache, self.start + self.offsets, self.window)
+        at = self.start + self.offsets
+        outputs = decoder.block.run_at(qkv, residual, self.cache, at, self.first, self.window)
         output = outputs.index_select(0, self.end - 1)
         draft_tokens = []
         for k in range(self.depth):
@@ -294,5 +306,6 @@ class _StaticProposal:
             draft_tokens.append(tokens)
             if k + 1 < self.depth:
                 qkv, residual = decoder.inputs(tokens, decoder.next_step_input(output))
-                output = decoder.block.run_at(qkv, residual, self.cache, self.start + self.end + k, self.window)
+                at = self.start + self.end + k
+                output = decoder.block.run_at(qkv, residual, self.cache, at, self.first, self.window)
         return torch.cat(draft_tokens)

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
-from components.drafts.methods.batched import DepthDraft, merged
+from components.drafts.methods.batched import DepthDraft, admitted, merged
 from components.drafts.methods.eagle3 import FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.training_time_test import attend, select_rows
 from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, linear_kernel
@@ -86,7 +86,7 @@ class Decoder(NamedTuple):
 
 
 class PEagleState:
-    """Cache rows below num_columns are committed positions; later rows are leftovers of the last mask rows."""
+    """Columns of the caches below num_columns are committed positions; later ones are leftovers of mask rows."""
 
     def __init__(self, caches: list[KvCache]) -> None:
         self.caches, self.num_columns = caches, 0
@@ -239,13 +239,17 @@ class PEagle(DepthDraft[Decoder]):
         return decoder
 
     def empty_state(self, decoder: Decoder, capacity: int) -> PEagleState:
-        return PEagleState([block.new_cache(capacity + self.max_depth) for block in decoder.blocks])
+        room, layers = capacity + self.max_depth, len(decoder.blocks)
+        return PEagleState([block.new_cache(room, layers) for block in decoder.blocks])
 
     def depth_logits(
         self, states: Sequence[PEagleState], committed: Sequence[CommittedPositions], depth: int, scaled: bool
     ) -> Tensor:
         """As DepthDraft: each sequence has its new positions, then a mask row for every draft token after the first."""
-        decoder, new, num_masks = self.prepared, merged(committed), max(0, depth - 1)
+        decoder, num_masks = self.prepared, max(0, depth - 1)
+        first, layers = decoder.blocks[0], len(decoder.blocks)
+        committed = [admitted(first, *each, layers) for each in zip(states, committed, strict=True)]
+        new = merged(committed)
         unit_norm, starts = decoder.blocks[0].norm, [state.num_columns for state in states]
         sizes = [each.next_tokens.shape[0] for each in committed]
         fused = decoder.fuse(new.taps.to(decoder.dtype))

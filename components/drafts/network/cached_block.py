@@ -36,8 +36,35 @@ from components.targets.forward.linear import Linear
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
 FEW_ROWS = 16  # up to this many new rows, the mask comes from a table
 
-KvCache = Tensor
-"""Keys and values of one sequence, [2G, capacity, D], allocated once; row = column; keys are the first G."""
+SCRATCH_ROWS = 64  # room for draft tokens after the committed rows of a window; a tree that needs more gets more
+
+
+@final
+class KvCache:
+    """Keys and values of one sequence, allocated once: rows [2G, C, D], keys first; row i is column first + i.
+
+    With a window C does not grow with the text. Where the rows are full, those that later columns still see move to the
+    front (`CachedBlock.make_room`), once in about a window; between two moves columns stay in order, so that attention
+    over them is as without a window.
+    """
+
+    def __init__(self, rows: Tensor, num_columns: int) -> None:
+        """num_columns: the columns that it may hold in its life."""
+        self.rows, self.num_columns, self.first = rows, num_columns, 0
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Rows [T, 2G, D] become columns start.. ."""
+        self.rows.narrow(1, start - self.first, rows.shape[0]).copy_(rows.transpose(0, 1))
+
+    def keys_values(self, start: int, end: int) -> Tensor:
+        """Columns start .. end - 1: [2G, end - start, D]."""
+        return self.rows.narrow(1, start - self.first, end - start)
+
+    def move(self, first: int, end: int) -> None:
+        """Let row 0 be column `first`, and keep the columns from there up to `end`."""
+        if end > first:
+            self.rows[:, : end - first] = self.keys_values(first, end).clone()
+        self.first = first
 
 
 @final
@@ -124,32 +151,58 @@ class CachedBlock:
         """The block's linear layers in the order they run."""
         return [self.output, self.gate_up, self.down]
 
-    def new_cache(self, capacity: int) -> KvCache:
-        """An empty cache of `capacity` rows; also makes the tables long enough."""
-        if self.rotations.shape[0] < capacity:
-            angles = torch.arange(capacity, device=self.device)[:, None] * rope_frequencies(self.shape, self.device)
+    def new_cache(self, capacity: int, num_layers: int = 1) -> KvCache:
+        """An empty cache for `capacity` columns; also makes the tables long enough.
+
+        num_layers: as `make_room`; with a window there are rows for what layers above see of new columns, no more.
+        """
+        num_rows = min(capacity, (num_layers + 1) * self.shape.window + SCRATCH_ROWS) if self.shape.window else capacity
+        self._lengthen_tables(capacity, num_rows)
+        size = (2 * self.shape.num_key_value_heads, num_rows, self.shape.head_dim)
+        return KvCache(torch.zeros(size, dtype=self.dtype, device=self.device), capacity)
+
+    def _lengthen_tables(self, num_columns: int, num_rows: int) -> None:
+        """Rotations of as many columns, and masks over as many rows of a cache."""
+        if self.rotations.shape[0] < num_columns:
+            angles = torch.arange(num_columns, device=self.device)[:, None] * rope_frequencies(self.shape, self.device)
             sizes = torch.full_like(angles, rope_size(self.shape))
-            self.rotations = torch.polar(sizes, angles).unsqueeze(1)  # [capacity, 1, D / 2]
+            self.rotations = torch.polar(sizes, angles).unsqueeze(1)  # [num_columns, 1, D / 2]
+        if self.masks.shape[-1] < 2 * num_rows:
             # Row i of FEW_ROWS new rows sees the columns up to its own: a window of this band, wherever they begin.
-            ahead = torch.arange(2 * capacity, device=self.device) - capacity
+            ahead = torch.arange(2 * num_rows, device=self.device) - num_rows
             row = torch.arange(FEW_ROWS, device=self.device)[:, None]
             hidden = ahead > row
             if self.shape.window:
                 hidden |= ahead <= row - self.shape.window
             self.masks = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -math.inf)
-        size = (2 * self.shape.num_key_value_heads, capacity, self.shape.head_dim)
-        return torch.zeros(size, dtype=self.dtype, device=self.device)
 
-    def with_room(self, cache: KvCache, num_rows: int) -> KvCache:
-        """Return the cache, or a larger copy where it has fewer than `num_rows` rows (a tree has one row per node)."""
-        if cache.shape[1] >= num_rows:
-            return cache
-        larger = self.new_cache(num_rows + FEW_ROWS)
-        larger[:, : cache.shape[1]] = cache
-        return larger
+    def with_room(self, cache: KvCache, end: int) -> None:
+        """Give the cache room for the columns below `end` (a tree has one row per node)."""
+        if end <= cache.first + cache.rows.shape[1]:
+            return
+        before, num_rows = cache.rows, end - cache.first + FEW_ROWS
+        self._lengthen_tables(end + FEW_ROWS, num_rows)
+        cache.rows = before.new_zeros(before.shape[0], num_rows, before.shape[2])
+        cache.rows[:, : before.shape[1]] = before
+
+    def make_room(self, cache: KvCache, start: int, num_new: int, num_layers: int = 1) -> int:
+        """Before columns start .. start + num_new - 1 are committed: how many of them, the first, nobody will see.
+
+        With a window older rows make room, and of a long text only what the last column depends on is to be written.
+        num_layers: layers of this drafter that read each other at the columns; 1 where keys and values of a column
+        depend on its own input alone.
+        """
+        if not (window := self.shape.window):
+            return 0
+        skipped = max(0, num_new - num_layers * (window - 1) - 1)
+        if skipped:
+            cache.move(start + skipped, start)
+        elif start + num_new + SCRATCH_ROWS > cache.first + cache.rows.shape[1]:
+            cache.move(max(cache.first, start + 1 - window), start)
+        return skipped
 
     def run(self, qkv: Tensor, residual: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
-        """Write cache rows start.. and return the block's output for them: [T, H], or [1, H] with last_only.
+        """Write columns start.. of the cache; the block's output for them: [T, H], or [1, H] with last_only.
 
         qkv: [T, (A + 2G) * D], not yet rotated, and not needed afterwards; residual: [T, H].
         """
@@ -167,7 +220,7 @@ class CachedBlock:
         """Run new rows of B sequences; return the output of each sequence's last row, [B, H], or of every row, [T, H].
 
         qkv [T, ...] and residual [T, H] as in `run`, counts[b] rows of each sequence, sequence after sequence; they
-        go to rows starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
+        become columns starts[b].. of caches[b]. Weights are read once; attention runs per sequence.
         """
         if len(caches) == 1:
             return self.run(qkv, residual, caches[0], starts[0], last_only)
@@ -176,23 +229,23 @@ class CachedBlock:
         return self._finish(last_rows(residual, counts) if last_only else residual, torch.cat(mixed))
 
     def _mix(self, qkv: Tensor, cache: KvCache, start: int, last_only: bool) -> Tensor:
-        """Write cache rows start.. of one sequence; what each of its rows attends to, [T, A * D], or the last one."""
+        """Write columns start.. of one sequence; what each of its rows attends to, [T, A * D], or the last one."""
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
         self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.narrow(0, start, num_rows))
-        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-        first = self._first_seen(start + num_rows - 1 if last_only else start)
-        keys, values = cache.narrow(1, first, start + num_rows - first).unsqueeze(0).split(kv_heads, 1)
+        cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+        first = self._first_seen(cache, start + num_rows - 1 if last_only else start)
+        keys, values = cache.keys_values(first, start + num_rows).unsqueeze(0).split(kv_heads, 1)
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
             queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
             return F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
-        return self._attend(rows, keys, values, self._mask(start, num_rows)[:, first:])
+        return self._attend(rows, keys, values, self._mask(start - first, num_rows))
 
-    def _first_seen(self, row: int) -> int:
-        """The first cache row that a row sees: with a window, those before it are not even read."""
-        return max(0, row + 1 - self.shape.window) if self.shape.window else 0
+    def _first_seen(self, cache: KvCache, column: int) -> int:
+        """The first column that a column sees: with a window, those before it are not even read."""
+        return max(cache.first, column + 1 - self.shape.window) if self.shape.window else 0
 
     def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of rotated rows [T, A + 2G, D] over keys and values [1, G, C, D] by mask [T, C]: [T, A * D]."""
@@ -200,22 +253,22 @@ class CachedBlock:
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
         return mixed[0].transpose(0, 1).reshape(rows.shape[0], -1)
 
-    def run_at(self, qkv: Tensor, residual: Tensor, cache: KvCache, columns: Tensor, window: int) -> Tensor:
+    def run_at(self, qkv: Tensor, residual: Tensor, cache: Tensor, at: Tensor, first: Tensor, window: int) -> Tensor:
         """As `run` for every row, with all indices on the device, so that a CUDA graph can capture it.
 
-        columns: int64 [T] on the device, the cache row that each row is written to; a row sees those of the first
-        `window` cache rows that are not after its own.
+        cache: the rows of a KvCache. at: int64 [T] on the device, the cache row that each row is written to; first:
+        int64 [1], the column of row 0. A row sees those of the first `window` cache rows that are not after its own.
         """
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, columns))
-        cache.index_copy_(1, columns, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
+        self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.index_select(0, at + first))
+        cache.index_copy_(1, at, rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
         keys, values = cache.narrow(1, 0, window).unsqueeze(0).split(kv_heads, 1)
-        cached, at = torch.arange(window, device=columns.device), columns[:, None]
-        visible = cached <= at
+        cached = torch.arange(window, device=at.device)
+        visible = cached <= at[:, None]
         if self.shape.window:
-            visible &= cached > at - self.shape.window
+            visible &= cached > at[:, None] - self.shape.window
         return self._finish(residual, self._attend(rows, keys, values, visible))
 
     def run_branches(
@@ -227,24 +280,25 @@ class CachedBlock:
         positions: Sequence[int],
         visible: Tensor,
     ) -> Tensor:
-        """Write the rows of a tree at cache rows start.. and return the block's output for the last R, [R, H].
+        """Write the rows of a tree as columns start.. of the cache; the block's output for the last R, [R, H].
 
         qkv, residual: as in `run`. positions: T rotary positions.
-        visible: bool [R, C], which of the last C cache rows each of the last R rows sees; it sees all earlier ones,
+        visible: bool [R, C], which of the last C columns each of the last R rows sees; it sees all earlier ones,
         with a window those of them inside it.
         """
         shape, num_rows, (num_last, num_visible) = self.shape, qkv.shape[0], visible.shape
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        end = start + num_rows
+        end = start + num_rows - cache.first  # rows of the cache in use
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
         rotations = self.rotations.index_select(0, torch.tensor(positions, device=self.device))
         self._rotate(rows.narrow(1, 0, heads + kv_heads), rotations)
-        cache.narrow(1, start, num_rows).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-        keys, values = cache.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
+        cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+        keys, values = cache.rows.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
         mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
         mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
         if self.shape.window:
             oldest = torch.tensor(positions[num_rows - num_last :], device=self.device)[:, None] - self.shape.window
+            oldest -= cache.first
             earlier = torch.arange(end - num_visible, device=self.device)
             mask.narrow(1, 0, end - num_visible).masked_fill_(earlier <= oldest, -math.inf)
         mixed = self._attend(rows[num_rows - num_last :], keys, values, mask)
@@ -298,8 +352,8 @@ class InjectedBlock:
     """A LlamaLayer whose keys and values of committed positions are the target's features (DFlash).
 
     Cache rows of committed positions are written once, from fused features; the rows after them belong to the draft
-    block of the round. Its W rows see each other and all that is committed, so there is no mask, and what a round
-    leaves behind is overwritten by the next.
+    block of the round. Its W rows see each other and all that is committed, with a window the last so many of them, so
+    there is no mask, and what a round leaves behind is overwritten by the next.
     """
 
     def __init__(self, shape: BlockShape, layer: LlamaLayer, context_norm: RmsNorm, dtype: torch.dtype) -> None:
@@ -315,25 +369,26 @@ class InjectedBlock:
         return [self.qkv, *self.block.linears]
 
     def commit(self, keys_values: Tensor, cache: KvCache, start: int) -> None:
-        """Write T newly committed positions at cache rows start..; they are not needed afterwards.
+        """Write T newly committed positions as columns start.. of the cache; they are not needed afterwards.
 
         keys_values: [T, 2G D], the normed features by context_weight.
         """
         kv_heads, num_rows = self.shape.num_key_value_heads, keys_values.shape[0]
         rows = keys_values.view(num_rows, 2 * kv_heads, self.shape.head_dim)
         self.block._rotate(rows.narrow(1, 0, kv_heads), self.block.rotations.narrow(0, start, num_rows))
-        cache.narrow(1, start, num_rows).copy_(rows.transpose(0, 1))
+        cache.write(start, rows)
 
     def run(self, residual: Tensor, caches: Sequence[KvCache], starts: Sequence[int]) -> Tensor:
-        """Denoise B draft blocks: residual [B W, H] -> [B W, H]; block b is at rows and positions starts[b].. ."""
+        """Denoise B draft blocks: residual [B W, H] -> [B W, H]; block b is at columns starts[b].. ."""
         shape = self.shape
         heads, kv_heads, width = shape.num_attention_heads, shape.num_key_value_heads, residual.shape[0] // len(caches)
         qkv = self.qkv(self.block.norm(residual)).unflatten(-1, (heads + 2 * kv_heads, shape.head_dim))
         mixed = []
         for rows, cache, start in zip(qkv.split(width), caches, starts, strict=True):
             self.block._rotate(rows.narrow(1, 0, heads + kv_heads), self.block.rotations.narrow(0, start, width))
-            cache.narrow(1, start, width).copy_(rows.narrow(1, heads, 2 * kv_heads).transpose(0, 1))
-            keys, values = cache.narrow(1, 0, start + width).unsqueeze(0).split(kv_heads, 1)
+            cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+            first = max(cache.first, start - shape.window) if shape.window else 0
+            keys, values = cache.keys_values(first, start + width).unsqueeze(0).split(kv_heads, 1)
             queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
             out = F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
             mixed.append(out[0].transpose(0, 1).reshape(width, -1))

@@ -13,6 +13,7 @@ from typing import final
 import torch
 
 from components.contract import UserError
+from components.drafts.settings import causal_block_fault, read_window
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Checkpoint, Config, Spec
 from components.publish.formats.eagle3 import check_vocabulary_pair, draft_vocab_size, drop_whole_vocabulary
@@ -29,6 +30,7 @@ from components.publish.formats.llama_block import (
     check_width,
     dtype_of,
     own_block,
+    window_fields,
 )
 from components.publish.formats.speculators import LAYER, VERSION, check_proposals, check_verifier, proposals_of
 from components.targets.shape import TargetShape, tap_layers_fault
@@ -40,7 +42,7 @@ FACTS: dict[str, Fact] = {
     "block_size": Fact(int, least=2, most=17),
     "mask_token_id": Fact(int, least=0),
     "sample_from_anchor": Fact(bool),
-    "sliding_window_non_causal": Fact(bool, only=(False,), optional=True),
+    "sliding_window_non_causal": Fact(bool, optional=True),
 }
 HEAD_FACTS: dict[str, Fact] = {
     "markov_rank": COUNT,
@@ -75,11 +77,12 @@ class DFlashLayout(AbstractLayout):
             "block_size": settings.block_size,
             "mask_token_id": mask,
             "sample_from_anchor": settings.sample_from_anchor,
-            "sliding_window_non_causal": False,
+            "sliding_window_non_causal": bool(settings.window),
             LAYER: {
                 "model_type": "qwen3",
                 **block,
                 "layer_types": ["full_attention"] * settings.num_layers,
+                **window_fields(drafter, settings.num_layers),
                 "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             },
             "speculators_config": proposals_of(drafter.method, settings.num_draft_tokens, source),
@@ -111,8 +114,9 @@ class DFlashLayout(AbstractLayout):
             raise UserError(f"{at}: {LAYER} is missing, or no mapping; it holds the block's fields")
         check_facts(block, {"model_type": Fact(str, only=("qwen3",))}, location)
         check_block(block, location)
-        if any(one != "full_attention" for one in block.get("layer_types") or []):
-            raise UserError(f"{at}: layer_types asks for a window; drafters here attend to everything")
+        window, fault = read_window(block)
+        if fault := fault or (causal_block_fault(config) if window else ""):
+            raise UserError(f"{at}: {fault}")
         check_facts(config, FACTS | (HEAD_FACTS if kind == "dspark" else {}), location)
         for name, size in (("mask_token_id", block["vocab_size"]), ("draft_vocab_size", block["vocab_size"] + 1)):
             if config[name] >= size:

@@ -17,7 +17,7 @@ from components.contract import UserError
 from components.drafts.settings import OWN_SIZES, read_window, rope_scaling_fault
 from components.outside_json import JsonObject
 from components.publish.formats.checkpoint import Config, Spec, name_of
-from components.publish.formats.interface import AbstractLayout, DrafterState
+from components.publish.formats.interface import AbstractLayout, DrafterState, settings_of
 from components.targets.shape import TargetShape
 
 
@@ -129,7 +129,7 @@ def window_fields(drafter: DrafterState, num_layers: int = 1) -> JsonObject:
     """The fields that give every layer of a drafter its window; {} where it attends to everything."""
     if not (window := drafter.settings.get("window")):
         return {}
-    switch = {"use_sliding_window": True, "max_window_layers": 0} if drafter.settings.get("qk_norm") else {}
+    switch = {"use_sliding_window": True, "max_window_layers": 0} if settings_of(drafter).qk_norm else {}
     return {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": window, **switch}
 
 

@@ -17,7 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "medusa": {"num_heads": 2, "num_layers": 2},
     "p-eagle": {"parallel_depth": 3, "num_layers": 2},
     "dflash": {"block_size": 4, "num_layers": 1},
-    "dspark": {"block_size": 4, "markov_rank": 8},
+    "dspark": {"block_size": 4, "markov_rank": 8, "window": 6},
     "draft-model": {"num_layers": 1},
 }
 KEYS = {"eagle3": "e" * 64, "mtp": "m" * 64}

@@ -34,7 +34,9 @@ def block_of(network: Any) -> Config:
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     block = {name: getattr(shape, name) for name in (*names, "rms_norm_eps")}
     rope = {"rope_theta": target.rope_theta, "max_position_embeddings": target.max_position_embeddings}
-    count = network.settings.num_layers
+    count, size = network.settings.num_layers, network.settings.window
+    kinds = {"layer_types": ["sliding_attention"] * count, "sliding_window": size, "use_sliding_window": True}
+    rope |= kinds if size else {}
     return {"model_type": "qwen3", "vocab_size": VOCAB, "num_hidden_layers": count, "hidden_act": "silu"} | block | rope
 
 
@@ -48,6 +50,7 @@ def speculators(network: Any) -> Config:
         "mask_token_id": 95,
         "aux_hidden_state_layer_ids": list(TAPS),
         "sample_from_anchor": network.settings.sample_from_anchor,
+        "sliding_window_non_causal": True,
         **(heads if network.method == "dspark" else {}),
     }
 
@@ -93,8 +96,8 @@ def written(network: Any, config: Config, folder: Path, **more: Tensor) -> Path:
 def test_an_imported_block_drafter_is_the_one_that_was_written(
     method: str, form: Callable[[Any], Config], from_anchor: bool, draft_ids: Tensor, pair: Pair, tmp_path: Path
 ) -> None:
-    heads = {"markov_rank": 8} if method == "dspark" else {}
-    network = pair.network(method, {**SIZES, **heads, "sample_from_anchor": from_anchor}, draft_ids, TAPS)
+    more = {"markov_rank": 8} if method == "dspark" else {"window": 5 * (form is speculators)}
+    network = pair.network(method, {**SIZES, **more, "sample_from_anchor": from_anchor}, draft_ids, TAPS)
     draft = pair.adopt(written(network, form(network), tmp_path / "there"), tmp_path / "here")
     again = pair.opens(draft)
     assert (draft.info["method"], draft.info["imported_layout"]) == (method, "dflash")
@@ -128,12 +131,10 @@ def test_another_network_is_refused_in_one_line(edit: Config, fault: str, pair: 
     assert "\n" not in str(refused.value)
 
 
-def test_a_window_and_a_head_of_its_own_are_refused(pair: Pair, tmp_path: Path) -> None:
-    network = pair.network("dflash", SIZES, CUT, TAPS)
-    config = speculators(network)
-    window = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True}
-    config["transformer_layer_config"] |= window
+def test_a_window_over_masked_blocks_and_a_head_of_its_own_are_refused(pair: Pair, tmp_path: Path) -> None:
+    network = pair.network("dflash", {**SIZES, "window": 4}, CUT, TAPS)
+    config = speculators(network) | {"sliding_window_non_causal": False}
     folder = written(network, config, tmp_path / "there", **{"lm_head.weight": torch.ones(len(CUT), 32)})
-    with pytest.raises(UserError, match="asks for a window") as refused:
+    with pytest.raises(UserError, match="a window without sliding_window_non_causal") as refused:
         pair.adopt(folder, tmp_path / "here")
     assert "lm_head.weight is its own" in str(refused.value)
