@@ -38,7 +38,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
-from components.rows import ALL, DepthChoice, DepthEval, PairedComparison, QualityFlag
+from components.rows import ALL, AcceptanceByContext, DepthChoice, DepthEval, PairedComparison, QualityFlag
 from components.stop_rule import Calibration, StopRule
 
 
@@ -326,6 +326,7 @@ class Policy:
     served: dict[str, int] = field(default_factory=dict)
     confidence: float = 0.95
     stops: list[StopChoice] = field(default_factory=list)
+    acceptance_by_context: list[AcceptanceByContext] = field(default_factory=list)
 
 
 RENAMED: Mapping[str, Mapping[str, str]] = {

@@ -150,6 +150,30 @@ class AcceptanceByLanguage:
 
 
 @dataclass(frozen=True)
+class AcceptanceByContext:
+    """Acceptance length of one drafter over the rounds that begin at context lengths of one bin, from replayed maps.
+
+    The context of a round is what Round.kv_len says: tokens in the target's cache when it begins. context_from,
+    context_to: the bin holds lengths above the first up to the second; None: without end. num_prompts: those with
+    rounds in it. al: num_tokens / num_rounds; its interval is 95 %, over these prompts.
+    """
+
+    selection_id: str
+    target_key: str
+    draft_key: str
+    method: str
+    depth_k: int
+    context_from: int
+    context_to: int | None
+    num_prompts: int
+    num_rounds: int
+    num_tokens: int
+    al: float
+    al_lo: float
+    al_hi: float
+
+
+@dataclass(frozen=True)
 class EngineComparison:
     """A serving engine beside our own numbers: one drafter at one depth, on the prompts of one workload.
 
@@ -506,6 +530,7 @@ TABLES: dict[str, type[Any]] = {
     "drift": Drift,
     "acceptance_change": AcceptanceChange,
     "acceptance_by_language": AcceptanceByLanguage,
+    "acceptance_by_context": AcceptanceByContext,
     "stop_run": StopRun,
     "quality_flag": QualityFlag,
     "engine_acceptance": EngineAcceptance,

@@ -40,6 +40,8 @@ def decided_study(root: Path, *, num_prompts: int, seed: int, flags: Iterable[Qu
         return Measurements(key=name.ljust(64, "0"), path=root / name)
 
     methods = ("eagle3", "mtp")
+    lengths = {m.prompt_id: 300 * number for number, m in enumerate(rows["maps"][:num_prompts], start=1)}
+    rows["maps"] = [replace(m, prompt_tokens=lengths.get(m.prompt_id)) for m in rows["maps"]]
     acceptance = [measured(f"acceptance-{m}", [r for r in rows["maps"] if r.method == m]) for m in methods]
     cost = [measured(f"cost-{m}", [r for r in rows["cells"] if r.method == m]) for m in methods]
     end_to_end = measured("end-to-end", [*rows["requests"], *flags])

@@ -12,6 +12,7 @@ from typing import Final
 from components.policy import Gate, MeasuredArm, RankedDrafter, StopChoice, WeightsCost, Winner
 from components.rows import (
     ALL,
+    AcceptanceByContext,
     AcceptanceChange,
     DepthChoice,
     DepthEval,
@@ -19,6 +20,7 @@ from components.rows import (
     EngineComparison,
     PairedComparison,
     QualityFlag,
+    grouped,
 )
 from components.tables import Table, format_estimate, format_interval, format_percent, format_ratio
 
@@ -120,6 +122,39 @@ def choice_table(
         },
         wins[0] if wins else None,
     )
+
+
+def context_table(rows: Iterable[AcceptanceByContext], depths: Mapping[str, int]) -> Table:
+    """Acceptance length of every drafter by context length. depths: draft_key -> the depth to show, where it has rows.
+
+    Elsewhere the deepest is shown.
+    """
+    rows = list(rows)
+    deepest = {key: max(row.depth_k for row in of_key) for key, of_key in grouped(rows, _draft_key).items()}
+    shown = {key: depths.get(key) or deepest[key] for key in deepest}
+    names = distinct_names((row.method, row.draft_key) for row in rows)
+    return Table.of(
+        [row for row in rows if row.depth_k == shown[row.draft_key]],
+        {
+            "drafter": lambda row: names[row.method, row.draft_key],
+            "depth": lambda row: str(row.depth_k),
+            "context": lambda row: _bin_name(row.context_from, row.context_to),
+            "AL": lambda row: f"{row.al:.2f}{format_interval(row.al_lo, row.al_hi)}",
+            "prompts": lambda row: str(row.num_prompts),
+            "rounds": lambda row: f"{row.num_rounds:,}",
+            "tokens": lambda row: f"{row.num_tokens:,}",
+        },
+    )
+
+
+def _draft_key(row: AcceptanceByContext) -> str:
+    return row.draft_key
+
+
+def _bin_name(first: int, last: int | None) -> str:
+    if last is None:
+        return f"above {first // 1024}k"
+    return f"{first // 1024}k to {last // 1024}k" if first else f"up to {last // 1024}k"
 
 
 USUAL_DEPTHS = (3, 7)  # the usual depths of engines on CPUs

@@ -41,7 +41,13 @@ from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import CostTable, Setting, contexts_of, cost_table, round_cost, select_depths
 from components.speedup.prediction.flags import QualityIssue, baseline_flags, prediction_flags, thread_flags
 from components.speedup.prediction.predict import Evaluated, Rule, evaluate, one_depth_for_all
-from components.speedup.prediction.replay import Counts, prompt_counts, replay_counts, summarise_acceptance
+from components.speedup.prediction.replay import (
+    Counts,
+    acceptance_by_context,
+    prompt_counts,
+    replay_counts,
+    summarise_acceptance,
+)
 
 
 def choose_depth(
@@ -275,6 +281,10 @@ def _with_batch_size(policy: Policy, evidence: Evidence, table: CostTable, batch
             flags = prediction_flags(policy.selection_id, workload_maps, result, summaries, table)
             prompts = prompt_counts(counts, identity.draft_key, {m.prompt_id: m.workload for m in workload_maps})
             policy = extended(policy, flags=flags, prompts=prompts if is_first else [])
+            if is_first:
+                rule = evidence.rule
+                by_context = acceptance_by_context(maps, table.depths, identity, rule.num_draws, evidence.seed)
+                policy = extended(policy, acceptance_by_context=by_context)
     identity = _identity(policy, evidence, ALL, batch_size)
     mixtures, choices = one_depth_for_all(results, evidence.mixture, tokens, identity, evidence.rule)
     rounds = _round_costs(evidence, table, batch_size)

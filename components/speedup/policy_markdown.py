@@ -21,12 +21,12 @@ USUAL = (3, 7)
 
 
 def write_policy(directory: Path, policy: Policy) -> None:
-    """Write policy.json, policy.md and the rows of depth_eval, depth_choice, paired_comparison and quality_flag."""
+    """Write policy.json, policy.md and the rows of its evaluations, choices, comparisons and flags."""
     text = json.dumps(asdict(policy), indent=1, allow_nan=False)
     (directory / "policy.json").write_text(text + "\n", encoding="utf-8")
     (directory / "policy.md").write_text(policy_text(policy), encoding="utf-8")
     rows = [*policy.evals, *policy.trees, *policy.choices, *policy.contexts, *policy.comparisons, *policy.flags]
-    write_rows(directory, rows)
+    write_rows(directory, [*rows, *policy.acceptance_by_context])
 
 
 def policy_summary(policy: Policy) -> JsonObject:

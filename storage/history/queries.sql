@@ -69,6 +69,17 @@ SELECT created_at, language, trained_on, num_prompts, method, depth_k, al, al_lo
 FROM v_language WHERE ($language IS NULL OR language = $language) AND ($pipeline IS NULL OR pipeline = $pipeline)
 ORDER BY created_at DESC, language, verdict <> 'baseline', trained_on LIMIT $limit;
 
+-- query: contexts
+-- about: Acceptance length by context length, tokens in the cache when a round began, of the newest selections.
+-- param: method text  one method
+-- param: depth int  one depth
+-- param: limit int = 60  rows at most
+SELECT created_at, method, depth_k, context_from, context_to, al, al_lo, al_hi, num_prompts, num_rounds, num_tokens,
+       left(draft_key, 12) AS draft_key
+FROM newest('acceptance_by_context')
+WHERE ($method IS NULL OR method = $method) AND ($depth IS NULL OR depth_k = $depth)
+ORDER BY created_at DESC, method, draft_key, depth_k, context_from LIMIT $limit;
+
 -- query: edge
 -- about: 3 and 7 drafts, the common settings on CPUs, beside the chosen depth.
 -- param: method text  one method

@@ -34,6 +34,7 @@ from components.report.tables import (
     change_table,
     choice_table,
     comparison_table,
+    context_table,
     depth_table,
     distinct_names,
     drafter_name,
@@ -134,6 +135,7 @@ def page_facts(
         "mixtures": [_describe_mixture(mixture) for mixture in content.mixtures],
         "edge": edge_table(winner_first, evals, roles),
         "contexts": choice_table(content.contexts, None, roles) if content.contexts else None,
+        "by_context": _context_table(content, winner_first),
         "ranking": ranking_table(content.ranking),
         "cost_grids": cost_grid(cells, {c.draft_key: c.depth_k for c in reversed(winner_first)}),
         "prefill": prefill_table(cells),
@@ -153,6 +155,12 @@ def page_facts(
         "counts": _count_rows(acceptance, cells, requests),
         "keys": _key_table(policy, acceptance, cost, end_to_end, release, content),
     }
+
+
+def _context_table(content: Policy, choices: Sequence[DepthChoice]) -> Table | None:
+    """Acceptance by context length, each drafter at its chosen depth; None in policies from before it was counted."""
+    depths = {choice.draft_key: choice.depth_k for choice in reversed(choices)}
+    return context_table(content.acceptance_by_context, depths) if content.acceptance_by_context else None
 
 
 def drafter_facts(
@@ -202,7 +210,7 @@ def charts_of(facts: JsonObject) -> dict[str, str]:
 def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
     names = "choices edge contexts ranking cost_grids prefill comparisons tuning weights drift served arms stops"
-    named = (*names.split(), "arms_by_workload", "gate_table", "flags")
+    named = (*names.split(), "by_context", "arms_by_workload", "gate_table", "flags")
     tables = [(name.replace("_", "-"), facts[name]) for name in named]
     for d in facts["drafters"]:
         batch = f"batch-{d['choice'].batch_size}"

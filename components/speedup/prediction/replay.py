@@ -14,15 +14,19 @@ maps where accepted[i + 1] >= accepted[i] - 1; a fall beyond its interval raises
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from components.definitions import al, al_macro, al_proxy, al_uncut, is_cut
 from components.policy import AcceptanceSummary, PromptCounts
-from components.rows import AcceptanceMap
-from components.speedup.bootstrap import Estimate, Floats, pooled_ratio
+from components.rows import AcceptanceByContext, AcceptanceMap, PredictionKey, grouped
+from components.speedup.bootstrap import Estimate, Floats, draw_weights, pooled_ratio
+
+CONTEXT_BINS: Final = (1024, 4096, 16384, 32768)
+"""Context lengths, tokens, at which one bin of acceptance ends and the next begins."""
 
 
 class RoundOutcome(NamedTuple):
@@ -148,4 +152,48 @@ def summarise_acceptance(
                 kept=[sum(c.num_kept[i] for c in cells) for i in range(depth)],
             )
         )
+    return rows
+
+
+def acceptance_by_context(
+    maps: Sequence[AcceptanceMap], depths: Sequence[int], identity: PredictionKey, num_draws: int, seed: int
+) -> list[AcceptanceByContext]:
+    """`al` of every depth above 0 over the rounds whose context falls into one of CONTEXT_BINS; bins with rounds only.
+
+    Answers are replayed whole, since a round begins where the one before it ended. Maps without the length of their
+    prompt are left out.
+    """
+    maps = sorted((m for m in maps if m.prompt_tokens is not None), key=lambda m: m.prompt_id)
+    rows = []
+    for depth in (depth for depth in depths if depth):
+        found = [
+            (bisect_left(CONTEXT_BINS, (m.prompt_tokens or 0) + r.out_pos), number, r.emitted)
+            for number, m in enumerate(maps)
+            for r in replay(m.accepted, depth, m.num_tokens)
+        ]
+        for place, rounds in sorted(grouped(found, lambda one: one[0]).items()):
+            counts = np.zeros((2, len(maps)))
+            for _, number, emitted in rounds:
+                counts[:, number] += emitted, 1.0
+            tokens, each = counts[:, counts[1] > 0]
+            weights = draw_weights(len(tokens), num_draws, np.random.default_rng(seed))
+            estimate = pooled_ratio(weights, tokens, each)
+            lo, hi = estimate.interval()
+            rows.append(
+                AcceptanceByContext(
+                    selection_id=identity.selection_id,
+                    target_key=identity.target_key,
+                    draft_key=identity.draft_key,
+                    method=identity.method,
+                    depth_k=depth,
+                    context_from=CONTEXT_BINS[place - 1] if place else 0,
+                    context_to=CONTEXT_BINS[place] if place < len(CONTEXT_BINS) else None,
+                    num_prompts=len(tokens),
+                    num_rounds=len(rounds),
+                    num_tokens=int(tokens.sum()),
+                    al=estimate.value,
+                    al_lo=lo,
+                    al_hi=hi,
+                )
+            )
     return rows

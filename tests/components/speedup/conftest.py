@@ -9,7 +9,7 @@ import pytest
 
 from components.contract import Context, Measurements
 from components.policy import Policy, read_policy
-from components.rows import DepthChoice, DepthEval, read_rows, write_rows
+from components.rows import AcceptanceByContext, DepthChoice, DepthEval, read_rows, write_rows
 from components.speedup import choose_depth
 
 
@@ -47,6 +47,7 @@ def choose(measurements: Callable[..., Measurements], new_ctx: Callable[..., Con
         policy = read_policy(made.path)
         assert read_rows(made.path, DepthChoice) == [*policy.choices, *policy.contexts]
         assert read_rows(made.path, DepthEval) == [*policy.evals, *policy.trees]
+        assert read_rows(made.path, AcceptanceByContext) == policy.acceptance_by_context
         assert (made.path / "policy.md").read_text().startswith("# Depth policy")
         return policy
 

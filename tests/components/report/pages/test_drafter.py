@@ -82,6 +82,12 @@ def test_every_number_of_the_rows_is_on_the_page(page: Callable[..., Page], stud
     for f in read_rows(study["policy"].path, QualityFlag):
         assert f.detail in text
     policy = read_policy(study["policy"].path)
+    shown = {c.draft_key: c.depth_k for c in policy.choices if c.workload == "all"}
+    for b in (b for b in policy.acceptance_by_context if shown[b.draft_key] == b.depth_k):
+        context = {0: "up to 1k", 1024: "1k to 4k", 4096: "4k to 16k"}[b.context_from]
+        al = f"{b.al:.2f} [{b.al_lo:.2f}, {b.al_hi:.2f}]"
+        assert f"{b.depth_k} {context} {al} {b.num_prompts} {b.num_rounds:,} {b.num_tokens:,}" in text
+    assert {b.context_to for b in policy.acceptance_by_context} == {1024, 4096, 16384}
     for a in policy.arms:
         assert f"{a.tokens_per_s:.1f}" in text
     assert policy.gate is not None

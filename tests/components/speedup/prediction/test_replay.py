@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.speedup.prediction.replay import count, replay
+from components.rows import AcceptanceMap, PredictionKey
+from components.speedup.prediction.replay import CONTEXT_BINS, acceptance_by_context, count, replay
 
 maps = st.lists(st.integers(0, 8), min_size=1, max_size=60)
 depths = st.integers(0, 8)
@@ -73,3 +74,30 @@ def test_positions_telescope(accepted: list[int], depth: int) -> None:
 def test_positions_past_the_end_of_the_answer_are_not_rounds() -> None:
     assert [r.out_pos for r in replay([1, 1, 1, 1, 1], 1, num_tokens=4)] == [0, 2]
     assert [r.emitted for r in replay([1, 1, 1, 1, 1], 1, num_tokens=4)] == [2, 1]
+
+
+@given(st.lists(st.tuples(maps, st.none() | st.integers(1, 40_000)), min_size=1, max_size=6), st.integers(1, 8))
+def test_context_lengths_share_out_the_rounds_of_every_answer(
+    answers: list[tuple[list[int], int | None]], depth: int
+) -> None:
+    """The reference places each round by hand; answers of prompts of unknown length have no place."""
+    key = ("s", "t", "d", "eagle3")
+    rows = [
+        AcceptanceMap("t", "d", "eagle3", f"{n}", "w", 8, 8, len(a) + 1, a, a, 0.0, "float32", prompt_tokens=length)
+        for n, (a, length) in enumerate(answers)
+    ]
+    found = acceptance_by_context(rows, [0, depth], PredictionKey(*key, "all", 1), 20, seed=0)
+    placed = [
+        (sum(length + r.out_pos > end for end in CONTEXT_BINS), n, r.emitted)
+        for n, (a, length) in enumerate(answers)
+        if length is not None
+        for r in replay(a, depth)
+    ]
+    assert [row.context_from for row in found] == [
+        (0, *CONTEXT_BINS)[place] for place in sorted({p[0] for p in placed})
+    ]
+    for row in found:
+        inside = [p for p in placed if (0, *CONTEXT_BINS)[p[0]] == row.context_from]
+        assert (row.num_rounds, row.num_tokens) == (len(inside), sum(p[2] for p in inside))
+        assert row.num_prompts == len({p[1] for p in inside}) and row.depth_k == depth
+        assert row.al == row.num_tokens / row.num_rounds and row.al_lo <= row.al <= row.al_hi
