@@ -131,10 +131,10 @@ def context_table(rows: Iterable[AcceptanceByContext], depths: Mapping[str, int]
     """
     rows = list(rows)
     deepest = {key: max(row.depth_k for row in of_key) for key, of_key in grouped(rows, _draft_key).items()}
-    shown = {key: depths.get(key) or deepest[key] for key in deepest}
+    depth_of = {key: depths.get(key) or deepest[key] for key in deepest}
     names = distinct_names((row.method, row.draft_key) for row in rows)
     return Table.of(
-        [row for row in rows if row.depth_k == shown[row.draft_key]],
+        [row for row in rows if row.depth_k == depth_of[row.draft_key]],
         {
             "drafter": lambda row: names[row.method, row.draft_key],
             "depth": lambda row: str(row.depth_k),

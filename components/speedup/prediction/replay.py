@@ -166,12 +166,12 @@ def acceptance_by_context(
     maps = sorted((m for m in maps if m.prompt_tokens is not None), key=lambda m: m.prompt_id)
     rows = []
     for depth in (depth for depth in depths if depth):
-        found = [
+        placed = [
             (bisect_left(CONTEXT_BINS, (m.prompt_tokens or 0) + r.out_pos), number, r.emitted)
             for number, m in enumerate(maps)
             for r in replay(m.accepted, depth, m.num_tokens)
         ]
-        for place, rounds in sorted(grouped(found, lambda one: one[0]).items()):
+        for place, rounds in sorted(grouped(placed, lambda one: one[0]).items()):
             counts = np.zeros((2, len(maps)))
             for _, number, emitted in rounds:
                 counts[:, number] += emitted, 1.0

@@ -86,17 +86,17 @@ def test_context_lengths_share_out_the_rounds_of_every_answer(
         AcceptanceMap("t", "d", "eagle3", f"{n}", "w", 8, 8, len(a) + 1, a, a, 0.0, "float32", prompt_tokens=length)
         for n, (a, length) in enumerate(answers)
     ]
-    found = acceptance_by_context(rows, [0, depth], PredictionKey(*key, "all", 1), 20, seed=0)
+    binned = acceptance_by_context(rows, [0, depth], PredictionKey(*key, "all", 1), 20, seed=0)
     placed = [
         (sum(length + r.out_pos > end for end in CONTEXT_BINS), n, r.emitted)
         for n, (a, length) in enumerate(answers)
         if length is not None
         for r in replay(a, depth)
     ]
-    assert [row.context_from for row in found] == [
+    assert [row.context_from for row in binned] == [
         (0, *CONTEXT_BINS)[place] for place in sorted({p[0] for p in placed})
     ]
-    for row in found:
+    for row in binned:
         inside = [p for p in placed if (0, *CONTEXT_BINS)[p[0]] == row.context_from]
         assert (row.num_rounds, row.num_tokens) == (len(inside), sum(p[2] for p in inside))
         assert row.num_prompts == len({p[1] for p in inside}) and row.depth_k == depth
