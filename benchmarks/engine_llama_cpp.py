@@ -8,6 +8,7 @@ must draft and keep.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from components.bench import measure_llama_cpp
 from components.bench.acceptance import acceptance_map
 from components.bench.prompts import open_drafter
 from components.contract import Measurements, UserError
-from components.publish.formats.gguf import run_converter
+from components.publish.formats.gguf import name_as_dspark, run_converter
 from components.publish.formats.registry import read_folder
 from components.rows import EngineAcceptance, Request, read_rows
 from components.targets.generate import continue_batch
@@ -30,7 +31,12 @@ from tests.engines.engine_homes import LLAMA_CPP_PACKAGE, llama_cpp_home
 
 VERSION = f"({LLAMA_CPP_PACKAGE.replace('==', ' ')})"
 EARLIER = "its rounds begin one token earlier and draft less near the limit; ours are replayed so"
-METHODS = {"draft-eagle3": "eagle3", "draft-simple": "draft-model"}
+METHODS = {
+    "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+    "draft-dspark": "dspark",
+    "draft-simple": "draft-model",
+}
 
 
 def convert(model: Path, file: Path, *, target: Path | None = None) -> None:
@@ -59,7 +65,10 @@ def serve(
     files = (folder / "target.gguf", checkpoint if ready else folder / "draft.gguf")
     convert(cases.target_folder, files[0])
     if not ready:
-        convert(checkpoint, files[1], target=cases.target_folder if speculation == "draft-eagle3" else None)
+        if speculation == "draft-dflash":
+            checkpoint = Path(shutil.copytree(checkpoint, folder / "base"))
+            name_as_dspark(checkpoint)
+        convert(checkpoint, files[1], target=None if speculation == "draft-simple" else cases.target_folder)
     made = measure_llama_cpp(
         cases.target,
         cases.prompts,

@@ -26,7 +26,9 @@ MethodName = Literal[
     "p-eagle",
     "suffix",
 ]
-Format = Literal["eagle1", "eagle3", "dflash", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"]
+Format = Literal[
+    "eagle1", "eagle3", "dflash", "z-lab", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ METHODS: dict[str, Method] = {
         settings_class="components.drafts.settings:DFlashSettings",
         reads_taps=True,
         default_formats=("dflash",),
+        gguf_base="dflash",
         one_pass=True,
     ),
     "draft-model": Method(
@@ -76,6 +79,7 @@ METHODS: dict[str, Method] = {
         settings_class="components.drafts.settings:DSparkSettings",
         reads_taps=True,
         default_formats=("dflash",),
+        gguf_base="dflash",
     ),
     "eagle1": Method(
         draft_class="components.drafts.methods.eagle1:Eagle1",

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from components.engines.server_address import ServerAddress
 
 Dtype = Literal["float32", "bfloat16"]
-SpeculationType = Literal["draft-simple", "draft-eagle3", "draft-mtp"]
+SpeculationType = Literal["draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"]
 """llama.cpp's --spec-type."""
 
 DraftDepths = list[Annotated[int, Field(ge=1, le=64)]]

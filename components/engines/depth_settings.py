@@ -6,27 +6,41 @@ before it: the depth chosen for a larger batch is the shallower one, and loses l
 A release states these settings (release.json: engines) for the engines that can load it, and `draftsmith choose-depth`
 prints them; a depth policy holds depths only.
 
+A block drafter (DFlash, DSpark) is measured at the width it was trained at, and vLLM, SGLang and llama.cpp denoise as
+many rows as they are to draft tokens: below the trained width some draft tokens differ from what was measured.
+
 Forms, read in the engines' own documents and sources (November 2026):
   vLLM          speculative_config: `num_speculative_tokens` is the largest of all; with it
                 `num_speculative_tokens_per_batch_size` is [[first, last, K], ...] from 1 on, K = 0 drafts nothing, past
-                the end the last K holds. Newer versions also take [first, last, first_context, last_context, K] rows,
-                a full grid. Its Medusa asserts that the depth never changes: it gets neither, and the depth of the
-                smallest batch, as engines that know one depth alone.
+                the end the last K holds. A pull request (48944, not in 0.32.0) adds [first, last, first_context,
+                last_context, K] rows, a full grid: `vllm_by_context`. Its Medusa asserts that the depth never changes:
+                it gets neither, and the depth of the smallest batch, as engines that know one depth alone. Adaptive
+                verification (`enable_adaptive_verification`, DSpark on GPUs) takes no table: vLLM times itself as it
+                starts.
   SGLang        --speculative-num-steps, --speculative-eagle-topk 1 (a chain), --speculative-num-draft-tokens: one more
-                than the steps.
-  TensorRT-LLM  `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts nothing above the last
-                key. (Older versions read the keys as first batch sizes.)
+                than the steps. DFLASH takes the last of these alone, DSPARK with it --speculative-dspark-block-size,
+                the draft tokens. EAGLE and EAGLE3 also choose by batch size: `sglang_by_batch_size`, whose file holds
+                {first batch size: {"candidate_steps": [K]}}, 0 drafting nothing; a slot holds up to the next one's. One
+                candidate a slot is our table; its moving average would choose among several by accepted tokens alone.
+                DSPARK's budget of tokens to verify reads steps a second by tokens in a batch: `sglang_costs`, the
+                rounds of our own loop on the machine of the policy; SGLang's profiler makes one of the server itself.
+  TensorRT-LLM  `decoding_type`, `max_draft_len`, and `draft_len_schedule` {last batch size: drafts}, which drafts
+                nothing above the last key, and whose smallest key must have max_draft_len: larger batches get no more
+                than that. Nothing for the smallest cannot be said. (Older versions read keys as first batch sizes.)
   llama.cpp     --spec-type, without which it loads a draft and decodes plainly; --spec-draft-n-max, with
                 --spec-draft-p-min 0 so that every draft is of that length; where ending drafts before the first one
                 below a threshold was measured to be faster, that threshold, with the depth that suits it. llama.cpp
-                takes probabilities over its ten likeliest tokens, so that they are a little above ours.
+                takes probabilities over its ten likeliest tokens, so that they are a little above ours; of DSpark it
+                takes the confidence head, as we do.
   MNN           `draft_predict_length` in config.json; EAGLE also takes `eagle_depth`, and `eagle_topk` 1 for a chain.
+                Its DFlash always drafts the whole block, which is part of the exported model.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -41,21 +55,27 @@ ENGINE_OF_SETTING: Final[dict[str, Engine]] = {
     "vllm": "vllm",
     "vllm_by_context": "vllm",
     "sglang": "sglang",
+    "sglang_by_batch_size": "sglang",
+    "sglang_costs": "sglang",
     "tensorrt_llm": "tensorrt-llm",
     "llama_cpp": "llama.cpp",
     "mnn": "mnn",
 }
 """Key of engine settings -> the engine that they are for."""
 _VLLM = {"eagle1": "eagle", "hass": "eagle", "draft-model": "draft_model"} | {
-    name: name for name in ("eagle3", "mtp", "medusa", "ngram", "suffix")
+    name: name for name in ("dflash", "dspark", "eagle3", "mtp", "medusa", "ngram", "suffix")
 }
 _SGLANG = {"eagle1": "EAGLE", "hass": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft-model": "STANDALONE"} | {
-    "ngram": "NGRAM"
+    name: name.upper() for name in ("dflash", "dspark", "ngram")
 }
-_LLAMA_CPP = {"eagle3": "draft-eagle3", "mtp": "draft-mtp", "draft-model": "draft-simple"}
+_SGLANG_ADAPTIVE = ("EAGLE", "EAGLE3")
+_TENSORRT = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram", "dflash": "DFlash"}
+_LLAMA_CPP = {"draft-model": "draft-simple"} | {name: f"draft-{name}" for name in ("dflash", "dspark", "eagle3", "mtp")}
 _VLLM_ONE_DEPTH = ("medusa",)
-_MNN = {"eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "lookahead"}
+_MNN = {"dflash": "dflash", "eagle3": "eagle", "mtp": "mtp", "draft-model": "draftmodel", "ngram": "lookahead"}
 _ALL_CONTEXTS = 2**31 - 1
+STEPS_FILE, COSTS_FILE = "sglang-steps.json", "sglang-costs.json"
+"""Files that SGLang's flags name, in the folder of the release."""
 
 
 def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
@@ -81,6 +101,9 @@ def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
         if c.draft_key == winner.draft_key
     ]
     settings = settings_for(winner.method, by_batch, contexts, _least_probability(policy, winner.draft_key))
+    if settings and winner.method == "dspark" and (table := cost_table(policy, winner.draft_key)):
+        flags = [*settings["sglang"]["flags"], "--speculative-dspark-sps-table-path", COSTS_FILE]
+        settings["sglang_costs"] = {"flags": flags, COSTS_FILE: table}
     return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
 
 
@@ -93,14 +116,37 @@ def engines_without_method(method: str) -> set[Engine]:
 
 
 def engine_lines(engines: JsonObject) -> list[str]:
-    """One line for each engine, ready to copy."""
+    """A line for each setting of each engine, ready to copy."""
     lines = []
     for name, settings in engines.items():
-        if isinstance(settings, dict):
-            (kind, value), *_ = settings.items()
+        for kind, value in settings.items() if isinstance(settings, dict) else ():
             words = shlex.join(value) if kind == "flags" else json.dumps(value)
             lines.append(f"{name}{'' if kind == 'flags' else ' ' + kind}: {words}")
     return lines
+
+
+def setting_files(engines: JsonObject) -> JsonObject:
+    """File name -> content of the files that flags name."""
+    of_engines = [settings for settings in engines.values() if isinstance(settings, dict)]
+    return {kind: value for one in of_engines for kind, value in one.items() if kind.endswith(".json")}
+
+
+def cost_table(policy: Policy, draft_key: str) -> JsonObject:
+    """Steps a second by tokens verified in a batch, as SGLang reads them; {} for fewer than two sizes of batch.
+
+    A step is a drafting pass and the verifying one, in the median of the cells with as many tokens.
+    """
+    by_tokens: dict[int, list[float]] = {}
+    for e in policy.evals:
+        if (e.draft_key, e.workload, e.tree_budget) == (draft_key, ALL, None) and e.depth_k > 0:
+            by_tokens.setdefault(e.batch_size * (e.depth_k + 1), []).append(e.t_verify_ms + e.t_draft_ms)
+    if len(by_tokens) < 2:
+        return {}
+    return {
+        "sample_batch_tokens": sorted(by_tokens),
+        "sample_steps_per_sec": [1000.0 / statistics.median(by_tokens[tokens]) for tokens in sorted(by_tokens)],
+        "max_batch_tokens": max(by_tokens),
+    }
 
 
 def _least_probability(policy: Policy, draft_key: str) -> tuple[float, int] | None:
@@ -134,20 +180,14 @@ def settings_for(
         vllm["num_speculative_tokens"] = depth
     if method in _VLLM:
         vllm = {"method": _VLLM[method], **vllm}
-    tensorrt: JsonObject = {"max_draft_len": deepest}
-    if len(ranges) > 1:
-        if method not in _VLLM_ONE_DEPTH:
-            vllm["num_speculative_tokens_per_batch_size"] = ranges
-        tensorrt["draft_len_schedule"] = {str(last): drafts for _, last, drafts in ranges}
-    sglang = ["--speculative-num-steps", depth, "--speculative-eagle-topk", 1]
-    sglang += ["--speculative-num-draft-tokens", depth + 1]
-    if method in _SGLANG:
-        sglang = ["--speculative-algorithm", _SGLANG[method], *sglang]
+    if len(ranges) > 1 and method not in _VLLM_ONE_DEPTH:
+        vllm["num_speculative_tokens_per_batch_size"] = ranges
+    sglang = _sglang_flags(method, depth)
     p_min, longest = least_probability or (0, depth)
     llama_cpp: list[Any] = ["--spec-draft-n-max", longest, "--spec-draft-p-min", p_min]
     if method in _LLAMA_CPP:
         llama_cpp = ["--spec-type", _LLAMA_CPP[method], *llama_cpp]
-    mnn: JsonObject = {"draft_predict_length": depth}
+    mnn: JsonObject = {} if method == "dflash" else {"draft_predict_length": depth}
     if method in _MNN:
         mnn = {"speculative_type": _MNN[method], **mnn}
     if method in METHODS and METHODS[method].llama_block == "eagle":
@@ -155,17 +195,41 @@ def settings_for(
     settings: JsonObject = {
         "measured_batch_sizes": sorted(by_batch),
         "vllm": {"speculative_config": vllm},
-        "sglang": {"flags": [str(word) for word in sglang]},
-        "tensorrt_llm": {"speculative_config": tensorrt},
+        "sglang": {"flags": sglang},
+        "tensorrt_llm": {"speculative_config": _tensorrt_config(method, ranges, deepest)},
         "llama_cpp": {"flags": [str(word) for word in llama_cpp]},
         "mnn": {"config": mnn},
     }
+    if len(ranges) > 1 and _SGLANG.get(method) in _SGLANG_ADAPTIVE:
+        adaptive = {str(first): {"candidate_steps": [drafts]} for first, _, drafts in ranges}
+        flags = [*sglang, "--speculative-adaptive", "--speculative-adaptive-config", STEPS_FILE]
+        settings["sglang_by_batch_size"] = {"flags": flags, STEPS_FILE: adaptive}
     grid = context_grid(contexts)
     if grid and method not in _VLLM_ONE_DEPTH:
         deepest = max(deepest, *(row[-1] for row in grid))
         by_context = {**vllm, "num_speculative_tokens": deepest, "num_speculative_tokens_per_batch_size": grid}
         settings["vllm_by_context"] = {"speculative_config": by_context}
     return settings
+
+
+def _sglang_flags(method: str, depth: int) -> list[str]:
+    """One depth for all batch sizes."""
+    flags: list[Any] = ["--speculative-algorithm", _SGLANG[method]] if method in _SGLANG else []
+    if method == "dspark":
+        flags += ["--speculative-dspark-block-size", depth]
+    elif method != "dflash":
+        flags += ["--speculative-num-steps", depth, "--speculative-eagle-topk", 1]
+    return [str(word) for word in (*flags, "--speculative-num-draft-tokens", depth + 1)]
+
+
+def _tensorrt_config(method: str, ranges: Sequence[Sequence[int]], deepest: int) -> JsonObject:
+    """The schedule by batch size where its first depth can stand at its head."""
+    most = ranges[0][2] or deepest
+    config: JsonObject = {"decoding_type": _TENSORRT[method]} if method in _TENSORRT else {}
+    config["max_draft_len"] = most
+    if len(ranges) > 1 and ranges[0][2]:
+        config["draft_len_schedule"] = {str(last): min(drafts, most) for _, last, drafts in ranges}
+    return config
 
 
 def batch_ranges(by_batch: Mapping[int, int]) -> list[list[int]]:

@@ -104,6 +104,8 @@ def not_served(
         reasons.setdefault(
             "llama.cpp", "llama.cpp reads packed weights from the GGUF file that its own converter makes"
         )
+    if method == "dflash" and "gguf" not in formats:
+        reasons.setdefault("llama.cpp", "llama.cpp reads DFlash from the GGUF file that a release makes of it alone")
     if unknown_tokenizer and "gguf" not in formats and {entry.gguf_base for entry in METHODS.values()} & {*formats}:
         advice = (
             "llama.cpp's converter does not know this target's tokenizer; export with llama.cpp among the engines and"
@@ -214,9 +216,10 @@ class _Drafter:
         serve, convert = "llama-server --model target.gguf --model-draft", "python convert_hf_to_gguf.py"
         if "gguf" in folders:
             return f"{serve} ./{folders['gguf']}/draft.gguf {flags}"
-        if self.method == "eagle3" and "eagle3" in folders:
-            conversion = f"{convert} ./{folders['eagle3']} --target-model-dir {model} --outfile eagle3.gguf"
-            return f"{conversion}\n{serve} eagle3.gguf {flags}"
+        base = folders.get(gguf_base_of(self.method) or "")
+        if self.method in ("eagle3", "dspark") and base:
+            conversion = f"{convert} ./{base} --target-model-dir {model} --outfile {self.method}.gguf"
+            return f"{conversion}\n{serve} {self.method}.gguf {flags}"
         if self.method == "draft-model" and "causal-lm" in folders:
             return f"{convert} ./{folders['causal-lm']} --outfile draft.gguf\n{serve} draft.gguf {flags}"
         return ""

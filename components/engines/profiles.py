@@ -49,6 +49,7 @@ class Served:
     max_depth:      draft tokens a round that it serves exactly as trained; None: as many as the drafter proposes.
     architectures:  the targets it supports for this method; () for any.
     rope_of_target: it applies the target's RoPE scaling to the drafter, which is trained without scaling.
+    whole_vocabulary: it drafts from the target's whole LM head, whatever part of it the drafter was trained on.
     """
 
     formats: tuple[Format, ...] = ()
@@ -57,6 +58,7 @@ class Served:
     max_depth: int | None = None
     architectures: tuple[str, ...] = ()
     rope_of_target: bool = False
+    whole_vocabulary: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,15 @@ NOT_PACKED: dict[Format, tuple[str, ...] | None] = {
     "eagle1": ("fc",),  # the embedding's norm is multiplied into it
     "causal-lm": ("lm_head",),  # it gets a row for every token
     "dflash": None,
+    "z-lab": None,
     "medusa": None,
     "stitched": None,
 }
 """Format -> layers that it stores changed, so not quantised as measured; None: it stores no quantised layer."""
+
+
+CUT_VOCABULARY = "cut_vocabulary"
+"""Not a setting of a method, but told with them to `refusals`: whether the drafter guesses a part of the vocabulary."""
 
 
 def kind_of(method: str, settings: Settings) -> str:
@@ -216,14 +223,26 @@ def refusals(
             f" scaled ({target.rope_scaling}), and ours are trained with plain positions: leave {engine} out of"
             " engines, or take a target whose RoPE is not scaled"
         )
+    if served.whole_vocabulary and settings.get(CUT_VOCABULARY):
+        yield (
+            f"{profile.title} drafts from the target's whole LM head, and this drafter from a part of the vocabulary:"
+            f" say draft_vocab_size: (the target's) in drafts.train_draft, or leave {engine} out of engines"
+        )
     if storage is not None and storage.bits is not None:
         yield from _few_bits_refusals(engine, profile, kind, storage)
+    reads_taps = method in METHODS and METHODS[method].reads_taps
+    tappable = profile.architectures
+    if target is not None and reads_taps and named_architecture and tappable and target.architecture not in tappable:
+        yield (
+            f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
+            f" engines, or take a target of {_first_names(tappable)}"
+        )
     if method in METHODS and METHODS[method].llama_block == "eagle":
         yield from _eagle_refusals(engine, profile, method, settings)
         if taps and METHODS[method].reads_taps:
             yield from _tap_refusals(engine, profile, taps)
         if target is not None:
-            yield from _target_refusals(engine, profile, method, settings, target)
+            yield from _target_refusals(engine, profile, settings, target)
 
 
 def _eagle_refusals(engine: str, profile: Profile, method: str, settings: Settings) -> Iterator[str]:
@@ -297,9 +316,7 @@ def _few_bits_refusals(engine: str, profile: Profile, kind: str, storage: Storag
         yield f"{profile.title} {what}: say keep: [{', '.join(sorted(set(keep)))}], or {remedy}"
 
 
-def _target_refusals(
-    engine: str, profile: Profile, method: str, settings: Settings, target: TargetFacts
-) -> Iterator[str]:
+def _target_refusals(engine: str, profile: Profile, settings: Settings, target: TargetFacts) -> Iterator[str]:
     fixed = profile.fixed_rope_theta
     own = [name for name in ("rope_theta", "rope_scaling") if settings.get(name)] if fixed is not None else []
     if profile.heads_from == "target":
@@ -319,12 +336,6 @@ def _target_refusals(
             f"{profile.title} gives a drafter the target's heads, and heads of size {target.head_dim} cannot be rotated"
             f" in pairs: leave {engine} out of engines"
         )
-    tapped = method in METHODS and METHODS[method].reads_taps and target.architecture != UNKNOWN
-    if tapped and profile.architectures and target.architecture not in profile.architectures:
-        yield (
-            f"{profile.title} {profile.version} has no EAGLE taps for {target.architecture}: leave {engine} out of"
-            f" engines, or take a target of {_first_names(profile.architectures)}"
-        )
 
 
 def _first_names(names: Sequence[str]) -> str:
@@ -342,12 +353,12 @@ OWN_MODULE_ONLY = "it reads modules of the target's own architecture: say settin
 NEEDS_NO_FILE = Served()
 COMMON_METHODS = {"draft-model": Served(("causal-lm",)), GIVEN_MODEL: NEEDS_NO_FILE, "ngram": NEEDS_NO_FILE}
 """Most engines serve an ordinary draft model, their own or ours, and prompt lookup."""
-UNTRIED = "no engine was tried with its checkpoint here"
-NOWHERE = {
-    "mtp-parallel": NO_TREE_OF_OURS,
-    "lookahead": IN_OUR_LOOP,
-    **dict.fromkeys(("dflash", "dspark"), UNTRIED),
-}
+NO_BLOCKS = dict.fromkeys(("dflash", "dspark"), "it has no block drafters")
+NOWHERE = {"mtp-parallel": NO_TREE_OF_OURS, "lookahead": IN_OUR_LOOP}
+MASK_FIRST = Need("sample_from_anchor", (False,), "drafts DFlash's first token from the mask after the newest one")
+ANCHOR_FIRST = Need("sample_from_anchor", (True,), "drafts DSpark's first token from the newest one's own row")
+NO_SCALING = Need("rope_scaling", (None,), "rotates by rope_theta alone")
+TARGETS_EMBEDDING = Need("own_embedding", (False,), "gives every block drafter the target's embedding")
 MARLIN = (0, 32, 64, 128)
 """Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
 
@@ -388,6 +399,8 @@ VLLM = Profile(
             # mimo_mtp.py builds a Qwen2DecoderLayer of the target's config; qwen2.py hands its rope_parameters on.
             rope_of_target=True,
         ),
+        "dflash": Served(("dflash", "z-lab"), needs=(MASK_FIRST,), tried="0.32.0"),
+        "dspark": Served(("dflash", "z-lab")),  # its model runner for CPUs has none
         OWN_MTP: Served(("stitched",), tried="0.32.0"),
         "draft-model": Served(("causal-lm",), tried="0.32.0"),
         GIVEN_MODEL: NEEDS_NO_FILE,
@@ -423,6 +436,8 @@ SGLANG = Profile(
         "eagle3": Served(("eagle3",)),
         "eagle1": Served(("eagle1",)),
         "hass": Served(("eagle1",)),
+        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
+        "dspark": Served(("z-lab",), needs=(ANCHOR_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
         OWN_MTP: Served(("stitched",)),
         **COMMON_METHODS,
     },
@@ -455,6 +470,8 @@ LLAMA_CPP = Profile(
     version="of llama-cpp-python 0.3.36",
     methods={
         "eagle3": Served(("gguf",), tried="0.3.36"),
+        "dflash": Served(("gguf",), needs=(MASK_FIRST,), tried="0.3.36"),
+        "dspark": Served(("gguf",), tried="0.3.36"),
         OWN_MTP: Served(("stitched",)),
         "draft-model": Served(("gguf",)),
         GIVEN_MODEL: NEEDS_NO_FILE,
@@ -487,6 +504,7 @@ MNN = Profile(
     version="3.6.1",
     methods={
         "eagle3": Served(("eagle3",)),
+        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING, NO_SCALING), whole_vocabulary=True),
         **COMMON_METHODS,
     },
     unsupported={
@@ -494,6 +512,7 @@ MNN = Profile(
         "suffix": NO_SUFFIX_DECODING,
         "p-eagle": "its exporter takes EAGLE drafters of one layer",
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
+        "dspark": "it has no DSpark",
         "medusa": "it has no Medusa",
         **dict.fromkeys(("mtp", OWN_MTP), "it reads MiMo's own modules only"),
         "lookahead": "what it calls lookahead is prompt lookup, our ngram",
@@ -509,6 +528,7 @@ TENSORRT_LLM = Profile(
     version="1.3, PyTorch backend",
     methods={
         "eagle3": Served(("eagle3",)),
+        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
         OWN_MTP: Served(("stitched",)),
         **COMMON_METHODS,
     },
@@ -518,6 +538,7 @@ TENSORRT_LLM = Profile(
         **dict.fromkeys(("eagle1", "hass"), "its PyTorch backend has EAGLE-3 only"),
         **dict.fromkeys(("medusa", "lookahead"), "its PyTorch backend has none, engines built ahead only"),
         "mtp": OWN_MODULE_ONLY,
+        "dspark": "which checkpoints its DSpark reads was not looked at",
     },
     max_layers=1,
 )
@@ -533,6 +554,7 @@ TRANSFORMERS = Profile(
     },
     unsupported={
         **NOWHERE,
+        **NO_BLOCKS,
         "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle3", "eagle1", "hass", "p-eagle"), "its generate has no EAGLE"),
         "medusa": "its generate has no Medusa",
@@ -549,6 +571,7 @@ OPENVINO = Profile(
     },
     unsupported={
         **NOWHERE,
+        **NO_BLOCKS,
         "suffix": NO_SUFFIX_DECODING,
         **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 only"),
         "p-eagle": "it drafts a token at a time",
@@ -565,11 +588,13 @@ SPECULATORS = Profile(
         # Its converter also takes midlayer.*, and leaves the embedding random where the file brings none.
         "eagle3": Served(("speculators",), tried="0.9.0"),
         "p-eagle": Served(("speculators",)),
+        "dflash": Served(("dflash",)),
+        "dspark": Served(("dflash",)),
     },
     unsupported={
         **NOWHERE,
         "suffix": NO_SUFFIX_DECODING,
-        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3 and P-EAGLE"),
+        **dict.fromkeys(("eagle1", "hass"), "it reads EAGLE-3, P-EAGLE and block drafters"),
         "medusa": "it has no Medusa",
         "mtp": OWN_MODULE_ONLY,
         "draft-model": "any engine serves a draft model as it is",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from components.contract import UserError
-from components.engines.profiles import UNKNOWN, TargetFacts, packing_refusals, refusals
+from components.engines.profiles import CUT_VOCABULARY, UNKNOWN, TargetFacts, packing_refusals, refusals
 from components.methods import METHODS
 from components.outside_json import read_object
 from components.pipeline_checks.step_view import Fault, StepView, names_in
@@ -79,7 +79,10 @@ def _promised_drafters(step: StepView, steps: Mapping[str, StepView]) -> Iterato
             trained = steps.get(str(trained.inputs.get("draft")))
         if trained is not None and trained.address == TRAINS:
             method = str(trained.settings.get("method", ""))
-            yield name, method, trained.settings.get("settings", {}).get(method, {}), storage
+            drafted, whole = trained.settings.get("draft_vocab_size", 0), _vocab_size(trained, steps)
+            cut = drafted == 0 or (whole is not None and drafted < whole)
+            settings = trained.settings.get("settings", {}).get(method, {})
+            yield name, method, {**settings, CUT_VOCABULARY: cut}, storage
     for method in step.settings.get("methods", []):
         yield method, str(method), step.settings.get("settings", {}).get(method, {}), None
 
@@ -115,6 +118,14 @@ def _target_config(step: StepView, steps: Mapping[str, StepView]) -> Any:
         return read_object(folder / "config.json")
     except (ValueError, UserError):
         return None  # loading the target says what is wrong with it
+
+
+def _vocab_size(step: StepView, steps: Mapping[str, StepView]) -> int | None:
+    """Tokens of the step's target, where its config.json is here and says so."""
+    config = _target_config(step, steps)
+    whole = config if isinstance(config, dict) else {}
+    size = (whole.get("text_config") or whole).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def target_facts(config: Any) -> TargetFacts | None:

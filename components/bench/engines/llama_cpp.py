@@ -40,6 +40,8 @@ from components.targets.load import open_tokenizer
 _METHODS: Final[dict[str, str]] = {
     "draft-simple": "draft-model",
     "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+    "draft-dspark": "dspark",
     "draft-mtp": "mtp",
 }
 _PLAIN: Final = ("llama-completion", "llama-cli")

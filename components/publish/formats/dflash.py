@@ -4,11 +4,14 @@ As in speculators.py the block's fields are in `transformer_layer_config`, whose
 width of the block, the mask token, whether the newest token's own row drafts, the tapped layers (inputs of layers, so
 that id i is hidden_states[i]) and DSpark's two heads. The embedding and the LM head are written too, copies of the
 target's: speculators would decode with random ones.
+
+sliding_window_non_causal is true: speculators reads it for layers with a window, of which there are none, but vLLM
+0.32.0 lets no row of a DFlash block see a later one where it is false, whatever the layer.
 """
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -61,12 +64,8 @@ class DFlashLayout(AbstractLayout):
 
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape, settings = source.shape, settings_of(drafter)
-        if not settings.qk_norm:
-            raise UserError(
-                f"{self.format}: the format's block is Qwen3's, and this drafter was trained without qk_norm"
-            )
+        refuse_other_block(settings, self.format)
         block, scaling = block_config(drafter, shape, settings.num_layers), settings.rope_scaling or {}
-        mask = shape.vocab_size - 1 if settings.mask_token_id is None else settings.mask_token_id
         config: JsonObject = {
             "architectures": [ARCHITECTURES[drafter.method][0]],
             "speculators_model_type": drafter.method,
@@ -75,9 +74,9 @@ class DFlashLayout(AbstractLayout):
             "target_hidden_size": shape.hidden_size,
             TAPS: list(drafter.tap_layers or shape.tap_layers),
             "block_size": settings.block_size,
-            "mask_token_id": mask,
+            "mask_token_id": mask_token_of(settings, shape),
             "sample_from_anchor": settings.sample_from_anchor,
-            "sliding_window_non_causal": bool(settings.window),
+            "sliding_window_non_causal": True,
             LAYER: {
                 "model_type": "qwen3",
                 **block,
@@ -88,13 +87,7 @@ class DFlashLayout(AbstractLayout):
             "speculators_config": proposals_of(drafter.method, settings.num_draft_tokens, source),
             "torch_dtype": block["torch_dtype"],
         }
-        if drafter.method == "dspark":
-            config |= {
-                "markov_rank": settings.markov_rank,
-                "markov_head_type": "vanilla",
-                "enable_confidence_head": True,
-                "confidence_head_with_markov": True,
-            }
+        config |= head_fields(drafter, settings)
         tensors, head = drop_whole_vocabulary(drafter.tensors, shape.vocab_size), source.head()
         if "d2t" in tensors:
             head = head[tensors["d2t"] + torch.arange(len(tensors["d2t"]))]
@@ -132,26 +125,13 @@ class DFlashLayout(AbstractLayout):
     def expected(self, config: Config) -> dict[str, Spec]:
         block, drafted = config[LAYER], int(config["draft_vocab_size"])
         hidden, size = int(block["hidden_size"]), int(block["vocab_size"])
-        specs = {
-            "fc.weight": Spec((hidden, len(config[TAPS]) * hidden)),
-            "hidden_norm.weight": Spec((hidden,)),
-            "norm.weight": Spec((hidden,)),
+        rank = int(config["markov_rank"]) if config["speculators_model_type"] == "dspark" else 0
+        return network_specs(block, len(config[TAPS]), drafted, rank) | {
             "lm_head.weight": Spec((drafted, hidden)),
             "embed_tokens.weight": Spec((size, hidden)),
             "d2t": Spec((drafted,), torch.int64, optional=drafted == size),
             "t2d": Spec((size,), torch.bool, optional=drafted == size),
         }
-        for layer in range(block["num_hidden_layers"]):
-            specs |= block_specs(block, f"layers.{layer}.")
-        if config["speculators_model_type"] == "dspark":
-            rank = int(config["markov_rank"])
-            specs |= {
-                "markov_head.markov_w1.weight": Spec((size, rank)),
-                "markov_head.markov_w2.weight": Spec((drafted, rank)),
-                "confidence_head.proj.weight": Spec((1, hidden + rank)),
-                "confidence_head.proj.bias": Spec((1,)),
-            }
-        return specs
 
     def check_values(self, checkpoint: Checkpoint, location: str) -> None:
         check_vocabulary_pair(checkpoint, location)
@@ -168,12 +148,8 @@ class DFlashLayout(AbstractLayout):
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
         config, block, tensors = checkpoint.config, checkpoint.config[LAYER], dict(checkpoint.tensors)
         del tensors["lm_head.weight"]
-        names = ("block_size", "mask_token_id", "sample_from_anchor")
         kind = str(config["speculators_model_type"])
-        settings: JsonObject = {
-            name: config[name] for name in (*names, *(("markov_rank",) if kind == "dspark" else ()))
-        }
-        settings |= {"intermediate_size": block["intermediate_size"], "num_layers": block["num_hidden_layers"]}
+        settings = read_settings(kind, config, block) | {"sample_from_anchor": config["sample_from_anchor"]}
         settings |= own_block(block, source.shape, self.format) | own_embedding(tensors, source)
         return DrafterState(kind, settings, tensors, tap_layers=tuple(config[TAPS]))
 
@@ -181,3 +157,53 @@ class DFlashLayout(AbstractLayout):
 def _num_draft_tokens(config: Config) -> int:
     """Draft tokens of one block."""
     return int(config["block_size"]) - (not config["sample_from_anchor"])
+
+
+def refuse_other_block(settings: Any, format: str) -> None:
+    """Raise UserError for a drafter whose block is not Qwen3's."""
+    if not settings.qk_norm:
+        raise UserError(f"{format}: the format's block is Qwen3's, and this drafter was trained without qk_norm")
+
+
+def mask_token_of(settings: Any, shape: TargetShape) -> int:
+    """The token whose embedding masks."""
+    return shape.vocab_size - 1 if settings.mask_token_id is None else int(settings.mask_token_id)
+
+
+def head_fields(drafter: DrafterState, settings: Any) -> JsonObject:
+    """The fields of DSpark's two heads; {} for DFlash."""
+    if drafter.method != "dspark":
+        return {}
+    return {
+        "markov_rank": settings.markov_rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+
+
+def network_specs(block: Config, num_taps: int, drafted: int, markov_rank: int) -> dict[str, Spec]:
+    """The tensors of the network itself. block: its Qwen3 fields; drafted: draft vocabulary; no rank: DFlash."""
+    hidden, size = int(block["hidden_size"]), int(block["vocab_size"])
+    specs = {
+        "fc.weight": Spec((hidden, num_taps * hidden)),
+        "hidden_norm.weight": Spec((hidden,)),
+        "norm.weight": Spec((hidden,)),
+    }
+    for layer in range(block["num_hidden_layers"]):
+        specs |= block_specs(block, f"layers.{layer}.")
+    if markov_rank:
+        specs |= {
+            "markov_head.markov_w1.weight": Spec((size, markov_rank)),
+            "markov_head.markov_w2.weight": Spec((drafted, markov_rank)),
+            "confidence_head.proj.weight": Spec((1, hidden + markov_rank)),
+            "confidence_head.proj.bias": Spec((1,)),
+        }
+    return specs
+
+
+def read_settings(method: str, own: Config, block: Config) -> JsonObject:
+    """The settings that both layouts of DFlash and DSpark state under the same names."""
+    names = ("block_size", "mask_token_id", *(("markov_rank",) if method == "dspark" else ()))
+    settings: JsonObject = {name: own[name] for name in names}
+    return settings | {"intermediate_size": block["intermediate_size"], "num_layers": block["num_hidden_layers"]}

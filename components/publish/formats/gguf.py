@@ -1,7 +1,7 @@
 """A drafter as the GGUF file that llama.cpp loads, made by llama.cpp's own converter where it is installed.
 
-The converter reads an EAGLE-3 folder and its target's folder, or an ordinary Llama. It runs in a process of its own on
-a folder that has passed our checks, and the header of the file that it writes is checked.
+The converter reads the folder of an EAGLE-3, DFlash or DSpark drafter and its target's, or an ordinary Llama. It runs
+in a process of its own on a folder that has passed our checks, and the header of the file that it writes is checked.
 
 The search for private names reads a file's metadata without its vocabulary, which is megabytes of meaningless words;
 the entries after it, such as the chat template, matter. The reader of package `gguf` takes 7 s and 500 MB for a
@@ -26,9 +26,10 @@ import torch
 from components.contract import Context, UserError
 from components.drafts.storage.quantisation import Packed
 from components.methods import METHODS
+from components.outside_json import read_object
 from components.publish.formats.interface import DrafterState, Source
 from components.publish.formats.registry import write_format
-from components.release_record import WeightCounts
+from components.release_record import WeightCounts, write_json
 from components.targets.source import BUILTIN, local_folder
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -74,13 +75,24 @@ def write_gguf(
         out = folder / "draft.gguf"
         kind = few_bits.weights if few_bits is not None else facts["dtype"]
         command = [str(base), "--outfile", str(out), "--outtype", TYPES[kind]]
-        if drafter.method == "eagle3":
+        if METHODS[drafter.method].reads_taps:
             command += ["--target-model-dir", str(source.folder)]
+        if drafter.method == "dflash":
+            name_as_dspark(base)
         run_converter(converter, command, pre=unknown_pre_tokenizer(source))
     facts["num_tensors"] = check_gguf(out, out.parent.name)
     if remark := rounded_scales(drafter.packed.values()):
         ctx.note(f"gguf: {remark}")
     return facts if few_bits is None else facts | {"dtype": TYPES[few_bits.weights]}
+
+
+def name_as_dspark(folder: Path) -> None:
+    """Name DFlash in the layout of speculators as the converter knows that layout: as DSpark, here without its heads.
+
+    Its class for DFlash reads z-lab's layout alone, which has no draft vocabulary; the file is the same architecture.
+    """
+    config = read_object(folder / "config.json")
+    write_json(folder / "config.json", config | {"architectures": ["DSparkDraftModel"]})
 
 
 def unknown_pre_tokenizer(source: Source) -> str:

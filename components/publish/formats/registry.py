@@ -40,6 +40,7 @@ from components.weight_format import Storage
 # format -> "module:class". A stranger's folder is tried against them in this order.
 FORMATS: dict[str, str] = {
     "dflash": "components.publish.formats.dflash:DFlashLayout",
+    "z-lab": "components.publish.formats.z_lab:ZLabLayout",
     "speculators": "components.publish.formats.speculators:SpeculatorsLayout",
     "eagle3": "components.publish.formats.eagle3:Eagle3Layout",
     "medusa": "components.publish.formats.medusa:MedusaLayout",

@@ -21,7 +21,7 @@ from components.drafts.interface import Drafter
 from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
 from components.drafts.settings import resolve_settings, settings_of_method
 from components.drafts.storage.files import build_draft
-from components.engines.profiles import Engine, formats_for, kind_of, profile_of
+from components.engines.profiles import CUT_VOCABULARY, Engine, formats_for, kind_of, profile_of
 from components.html_pages import write_html
 from components.methods import METHODS, MethodName
 from components.outside_json import JsonObject
@@ -84,7 +84,8 @@ def try_release(
 def _try_method(method: str, settings: JsonObject, trial: Trial) -> list[str]:
     """Try one method; returns the formats in which its untrained drafter was written and read back."""
     source, ctx = trial.source, trial.ctx
-    refuse_unserved(method, settings, source, trial.engines, method)
+    cut = {CUT_VOCABULARY: trial.vocab_size < trial.target.shape.vocab_size}
+    refuse_unserved(method, {**settings, **cut}, source, trial.engines, method)
     formats = formats_for(method, settings, trial.engines)
     if not formats:
         return []

@@ -35,10 +35,10 @@ import yaml
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, Release, Target, UserError
 from components.drafts.network.layers import BlockShape
-from components.drafts.storage.files import read_record
-from components.engines.depth_settings import engine_settings
+from components.drafts.storage.files import DraftRecord, read_record
+from components.engines.depth_settings import engine_settings, setting_files
 from components.engines.launch import cannot_load, not_served
-from components.engines.profiles import Engine, Format, formats_for, refusals, remark_on
+from components.engines.profiles import CUT_VOCABULARY, Engine, Format, formats_for, refusals, remark_on
 from components.methods import METHODS
 from components.outside_json import JsonObject, read_object
 from components.policy import Policy, read_policy, served_choices
@@ -137,14 +137,15 @@ def _served_by_engines(
 ) -> EngineRecords:
     """release.json's entries about settings, formats and engines, with public names only."""
     draft_record = read_record(winner.path)
-    method, settings, facts = str(draft_record["method"]), draft_record["settings"], facts_of(source.shape)
+    method, facts = str(draft_record["method"]), facts_of(source.shape)
+    settings = _told_to_engines(draft_record, source)
     storage, taps = Storage.from_record(draft_record), draft_record.get("tap_layers", [])
     formats = [one["format"] for one in written.values() if one["draft_key"] == winner.key]
     refused = not_served(
         *(method, settings, facts, storage, formats, taps), unknown_tokenizer=bool(unknown_pre_tokenizer(source))
     )
     return {
-        "settings": public_settings(settings),
+        "settings": public_settings(draft_record["settings"]),
         "formats": written,
         "not_served": refused,
         "engines": engine_settings(policy, cannot_load(method, settings, facts, storage, formats, refused, taps)),
@@ -172,7 +173,7 @@ def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
     """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
     record = read_record(draft.path)
-    method, settings = str(record["method"]), dict(record["settings"])
+    method, settings = str(record["method"]), _told_to_engines(record, source)
     label, taps = f"{method} ({draft.key[:12]})", record.get("tap_layers", [])
     if (beside := record.get("with_suffix")) is not None:
         raise UserError(
@@ -181,6 +182,11 @@ def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tup
         )
     refuse_unserved(method, settings, source, engines, label, Storage.from_record(record), taps)
     return formats_for(method, settings, engines)
+
+
+def _told_to_engines(record: DraftRecord, source: Source) -> JsonObject:
+    """The settings of a drafter's record, and whether its vocabulary is a part of the target's."""
+    return {**record["settings"], CUT_VOCABULARY: record["draft_vocab_size"] < source.shape.vocab_size}
 
 
 def source_of(target: Target) -> Source:
@@ -353,6 +359,8 @@ def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, pol
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
             shutil.copyfile(policy.path / name, folder / name)
+    for name, content in setting_files(record["engines"]).items():
+        write_json(folder / name, content)
     files = read_object(folder / "draftsmith" / "target.json")["files"]
     target_files = {str(name): str(facts["sha256"]) for name, facts in files.items()}
     of_tokenizer = {name for pattern in TOKENIZER for name in fnmatch.filter(target_files, pattern)}

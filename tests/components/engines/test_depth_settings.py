@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
+from typing import Any
 
 import pytest
 
-from components.engines.depth_settings import ENGINE_OF_SETTING, engine_settings, engines_without_method, settings_for
+from components.engines.depth_settings import (
+    ENGINE_OF_SETTING,
+    engine_settings,
+    engines_without_method,
+    setting_files,
+    settings_for,
+)
 from components.engines.profiles import kind_of, profile_of, refusals
 from components.methods import METHODS
 from components.policy import Policy, StopChoice, Winner
-from components.rows import DepthChoice
+from components.rows import DepthChoice, DepthEval
 
 SETTINGS: dict[str, dict[str, object]] = {
     "eagle1": {"fc_bias": True},
@@ -65,3 +74,68 @@ def test_llama_cpp_ends_drafts_by_a_threshold_only_where_that_was_measured_to_be
     stop = StopChoice(**{**numbers, "draft_key": "d", "method": "eagle3", "p_min_meas_lo": low})  # type: ignore[arg-type]
     told = engine_settings(dataclasses.replace(policy_for("eagle3"), stops=[stop]), [])["llama_cpp"]["flags"]
     assert told[told.index("--spec-draft-n-max") + 1 :: 2] == flags
+
+
+def vllm_depth(config: dict[str, Any], batch_size: int) -> int:
+    """As vLLM 0.32.0 looks it up: v1/spec_decode/dynamic/utils.py."""
+    rows = config.get("num_speculative_tokens_per_batch_size", [[1, 1, config["num_speculative_tokens"]]])
+    assert all(len(row) == 3 and 0 < row[0] <= row[1] and row[2] >= 0 for row in rows)
+    assert rows[0][0] == 1 and all(row[1] < following[0] for row, following in itertools.pairwise(rows))
+    return min(next((k for _, last, k in rows if batch_size <= last), rows[-1][2]), config["num_speculative_tokens"])
+
+
+def tensorrt_depth(config: dict[str, Any], batch_size: int) -> int:
+    """As TensorRT-LLM 1.3 checks and looks it up: llmapi/llm_args.py."""
+    schedule = {
+        int(last): depth for last, depth in config.get("draft_len_schedule", {2**31: config["max_draft_len"]}).items()
+    }
+    assert schedule[min(schedule)] == config["max_draft_len"] >= max(schedule.values()) >= 0 < min(schedule)
+    return next((depth for last, depth in sorted(schedule.items()) if batch_size <= last), 0)
+
+
+def sglang_depth(settings: dict[str, Any], batch_size: int) -> int:
+    """As SGLang does (November 2026): speculative/adaptive_spec_params.py and adaptive_step_router.py."""
+    flags = settings["flags"]
+    config = settings[flags[flags.index("--speculative-adaptive-config") + 1]]
+    assert "--speculative-adaptive" in flags and flags[flags.index("--speculative-eagle-topk") + 1] == "1"
+    slots = {int(key): entry["candidate_steps"] for key, entry in config.items() if key.isdigit()}
+    assert all(steps and all(isinstance(one, int) and one >= 0 for one in steps) for steps in slots.values())
+    keys = sorted(slots)
+    (depth,) = slots[keys[max(0, bisect.bisect_right(keys, batch_size) - 1)]]
+    return depth
+
+
+@pytest.mark.parametrize("chosen", [{1: 4, 4: 2, 16: 0}, {1: 3, 8: 3}, {2: 1, 8: 3}, {1: 0, 8: 2}])
+def test_every_engine_finds_our_depth_of_every_batch_size_in_its_own_form(chosen: dict[int, int]) -> None:
+    told = settings_for("eagle3", chosen)
+    for batch_size in range(1, max(chosen) + 1):
+        ours = chosen[min(measured for measured in chosen if measured >= batch_size)]
+        assert vllm_depth(told["vllm"]["speculative_config"], batch_size) == ours
+        if "sglang_by_batch_size" in told:
+            assert sglang_depth(told["sglang_by_batch_size"], batch_size) == ours
+        first = chosen[min(chosen)]
+        there = tensorrt_depth(told["tensorrt_llm"]["speculative_config"], batch_size)
+        assert there == (min(ours, first) if first else max(chosen.values())), "its first depth is its largest"
+    assert ("sglang_by_batch_size" in told) == (len(set(chosen.values())) > 1)
+    assert "sglang_by_batch_size" not in settings_for("dflash", chosen), "its block has one width"
+
+
+def test_block_drafters_get_the_flags_of_their_own_and_a_cost_table_that_sglang_reads() -> None:
+    flags = settings_for("dflash", {1: 3})["sglang"]["flags"]
+    assert flags == ["--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", "4"]
+    assert settings_for("dflash", {1: 3})["mnn"]["config"] == {"speculative_type": "dflash"}
+    unknown = {field.name: None for field in dataclasses.fields(DepthEval)}
+    timed = {"draft_key": "d", "workload": "all", "t_draft_ms": 1.0}
+    evals = [
+        DepthEval(**{**unknown, **timed, "batch_size": size, "depth_k": depth, "t_verify_ms": 4.0 * size})  # type: ignore[arg-type]
+        for size in (1, 4)
+        for depth in (0, 1, 3)
+    ]
+    told = engine_settings(dataclasses.replace(policy_for("dspark"), evals=evals), [])
+    flags = told["sglang_costs"]["flags"]
+    assert flags[flags.index("--speculative-dspark-block-size") + 1] == "2"
+    table = told["sglang_costs"][flags[flags.index("--speculative-dspark-sps-table-path") + 1]]
+    assert table == setting_files(told)["sglang-costs.json"]
+    assert table["sample_batch_tokens"] == sorted(set(table["sample_batch_tokens"])) == [2, 4, 8, 16]
+    assert table["sample_steps_per_sec"] == [200.0, 200.0, 1000 / 17, 1000 / 17] and table["max_batch_tokens"] >= 16
+    assert "sglang_costs" not in engine_settings(policy_for("dspark"), []), "nothing was timed"

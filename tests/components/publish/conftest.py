@@ -11,7 +11,7 @@ import pytest
 import torch
 from report_study import decided_study
 from saved_drafts import draw_wide, saved_draft
-from tiny_formats import KEYS, SETTINGS, VOCAB
+from tiny_formats import KEYS, SETTINGS, VOCAB, WHOLE
 from tiny_targets import save_with_words, tiny_llama
 
 from components.contract import Context, DepthPolicy, Draft, Target
@@ -110,11 +110,12 @@ def source(target: Target) -> Source:
 
 
 @pytest.fixture(scope="session")
-def networks(opened: AbstractTarget) -> Callable[[str, dict[str, Any]], AbstractDraft]:
-    """Makes a drafter of every second token whose weights all matter, none of them as it began."""
+def networks(opened: AbstractTarget) -> Callable[..., AbstractDraft]:
+    """Makes a drafter of every second token, or of all where the format wants so, with no weight as it began."""
 
-    def make(method: str, settings: dict[str, Any]) -> AbstractDraft:
-        network: AbstractDraft = build_draft(method, opened, settings, torch.arange(3, VOCAB, 2))
+    def make(method: str, settings: dict[str, Any], format: str = "") -> AbstractDraft:
+        ids = torch.arange(VOCAB) if format in WHOLE else torch.arange(3, VOCAB, 2)
+        network: AbstractDraft = build_draft(method, opened, settings, ids)
         draw_wide(network)
         network.eval().requires_grad_(False)
         return network

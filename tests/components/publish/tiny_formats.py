@@ -29,6 +29,8 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("speculators", "p-eagle", SETTINGS["p-eagle"]),
     ("dflash", "dflash", SETTINGS["dflash"]),
     ("dflash", "dspark", SETTINGS["dspark"]),
+    ("z-lab", "dflash", SETTINGS["dflash"]),
+    ("z-lab", "dspark", SETTINGS["dspark"]),
     ("eagle1", "eagle1", SETTINGS["eagle1"]),
     ("eagle1", "hass", SETTINGS["hass"]),
     ("medusa", "medusa", SETTINGS["medusa"]),
@@ -39,6 +41,8 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("causal-lm", "draft-model", {"num_layers": 2, "hidden_size": 16}),
 ]
 """(format, method, settings): every layout at least once, with what changes its tensors."""
+WHOLE = ("z-lab",)
+"""Formats that hold no drafter of a part of the vocabulary."""
 
 
 def drafter_state(network: AbstractDraft, settings: dict[str, Any], vocab_size: int = VOCAB) -> DrafterState:

@@ -57,7 +57,7 @@ def test_what_goes_out_comes_back_with_the_same_logits(
     opened: AbstractTarget,
     tmp_path: Path,
 ) -> None:
-    network = networks(method, given_settings)
+    network = networks(method, given_settings, name)
     facts = write_format(name, drafter_state(network, given_settings), source, tmp_path / "out")
     assert read_folder(tmp_path / "out")[0] == name, "it is recognised for what it is"
     again = reopen_drafter(tmp_path / "out", opened, source, draft_ids=network.draft_ids)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_every_format_takes_half_precision_and_mixes_none(
     name: str, networks: Networks, source: Source, tmp_path: Path
 ) -> None:
     method, given_settings = next((method, settings) for form, method, settings in FORMS if form == name)
-    own = drafter_state(networks(method, given_settings), given_settings)
+    own = drafter_state(networks(method, given_settings, name), given_settings)
     halved = {n: t.bfloat16() if t.is_floating_point() else t for n, t in own.tensors.items()}
     facts = write_format(name, DrafterState(method, given_settings, halved), source, tmp_path / "out")
     assert facts["dtype"] == "bfloat16"
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_target_is_refused_when_the_target_is_known(
     from dataclasses import replace
 
     method, given_settings = next((method, settings) for form, method, settings in FORMS if form == name)
-    checkpoint = layout_of(name).lay_out(drafter_state(networks(method, given_settings), given_settings), source)
+    checkpoint = layout_of(name).lay_out(drafter_state(networks(method, given_settings, name), given_settings), source)
     check_checkpoint(layout_of(name), checkpoint, "here", source.shape)
     check_checkpoint(layout_of(name), checkpoint, "here")
     for change in ({"vocab_size": VOCAB + 1}, {"max_position_embeddings": 128}, {"hidden_size": 64}):

@@ -1,4 +1,4 @@
-"""Two hundred and forty ways to spoil a good checkpoint, over all formats: each is refused in one line that says where.
+"""Hundreds of ways to spoil a good checkpoint, over all formats: each is refused in one line that says where.
 
 What no check can see is left out and stands here: a square matrix transposed, one finite number for another, a flag
 that changes no tensor (norm_output), sizes that no tensor and no target knows better.
@@ -25,7 +25,7 @@ from components.contract import UserError
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import layout_of, read_folder, write_format
 
-NUM_MUTATIONS = 240
+NUM_MUTATIONS = 272
 
 
 Change = Callable[[Path, random.Random], str | None]
@@ -317,7 +317,7 @@ def sound(
     made = []
     for number, (name, method, settings) in enumerate(FORMS):
         folder = root / f"{number}-{name}"
-        write_format(name, drafter_state(networks(method, settings), settings), source, folder)
+        write_format(name, drafter_state(networks(method, settings, name), settings), source, folder)
         read_folder(folder, source.shape)
         made.append((name, folder))
     return made

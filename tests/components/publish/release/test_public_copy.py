@@ -27,7 +27,7 @@ def test_what_has_a_row_of_the_targets_embedding_or_head_is_said_to(
     format: str, method: str, settings: dict[str, Any], networks: Callable[..., Any], source: Source
 ) -> None:
     """None of these networks has a weight as it began, so a row of the target's was copied by the layout."""
-    tensors = layout_of(format).lay_out(drafter_state(networks(method, settings), settings), source).tensors
+    tensors = layout_of(format).lay_out(drafter_state(networks(method, settings, format), settings), source).tensors
     rows = torch.cat((source.embedding(), source.head())).float()
     width = rows.shape[1]
     copied = [
