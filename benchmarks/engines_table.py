@@ -39,6 +39,8 @@ MIDLAYER = "EAGLE-3, midlayer.*"
 SPECULATORS = "EAGLE-3, speculators"
 GLM = "MTP, GLM-4.5's model.layers.N"
 MIMO = "MTP, MiMo's model.mtp_layers.0"
+DFLASH = "DFlash, speculators"
+DSPARK = "DSpark, speculators"
 TAKEN = "takes it"
 Line = Callable[[], Served]
 
@@ -66,6 +68,7 @@ def vllm_lines(cases: EngineCases, glm: EngineCases) -> Iterator[tuple[str, Line
     yield "Medusa", drafted("Medusa", "medusa", "medusa", {"method": "medusa"})
     yield "EAGLE-1", drafted("EAGLE-1", "eagle1", "eagle1", {"method": "eagle"})
     yield "a small causal LM", drafted("a small causal LM", "draft-model", "causal-lm", {"method": "draft_model"})
+    yield DFLASH, drafted(DFLASH, "dflash", "dflash", {"method": "dflash"})
     parallel = {"method": "eagle3", "parallel_drafting": True}
     yield "P-EAGLE, speculators", drafted("P-EAGLE, speculators", "p-eagle", "speculators", parallel)
 
@@ -74,6 +77,13 @@ def llama_cpp_lines(cases: EngineCases) -> Iterator[tuple[str, Line]]:
     """The same of llama.cpp."""
     yield MIDLAYER, lambda: engine_llama_cpp.serve(cases, MIDLAYER, cases.exported("eagle3", "eagle3"))[0]
     yield SPECULATORS, lambda: engine_llama_cpp.serve(cases, SPECULATORS, cases.exported("eagle3", "speculators"))[0]
+    for name, method in ((DFLASH, "dflash"), (DSPARK, "dspark")):
+        yield (
+            name,
+            lambda n=name, m=method: engine_llama_cpp.serve(  # type: ignore[misc]
+                cases, n, cases.exported(m, "dflash"), f"draft-{m}"
+            )[0],
+        )
     small = "a small causal LM"
     yield (
         small,

@@ -16,13 +16,15 @@ from components.rows import Request, read_rows
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200), pytest.mark.usefixtures("llama_cpp")]
 
 
-@pytest.mark.parametrize("form", ["eagle3", "speculators"])
+@pytest.mark.parametrize(
+    ("method", "form"), [("eagle3", "eagle3"), ("eagle3", "speculators"), ("dflash", "dflash"), ("dspark", "dflash")]
+)
 def test_the_programs_say_what_we_say_and_keep_what_our_map_says_one_token_earlier(
-    cases: EngineCases, form: str
+    cases: EngineCases, method: str, form: str
 ) -> None:
-    line, made = engine_llama_cpp.serve(cases, f"EAGLE-3, {form}", cases.exported("eagle3", form))
+    line, made = engine_llama_cpp.serve(cases, f"{method}, {form}", cases.exported(method, form), f"draft-{method}")
     rows = [row for row in read_rows(made.path, Request) if not row.is_warmup]
-    assert {(row.method, row.depth_k) for row in rows} == {("none", 0), ("eagle3", DEPTH)}
+    assert {(row.method, row.depth_k) for row in rows} == {("none", 0), (method, DEPTH)}
     assert all(row.identical for row in rows) and line.prompts == line.compared == 24
     assert line.same_rounds, line
     assert all(row.decode_ns > 0 and row.tokens_kept == MAX_NEW_TOKENS for row in rows if row.status == "ok")

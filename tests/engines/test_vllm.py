@@ -98,6 +98,7 @@ def _off_by_one(maps: Measurements, folder: Path) -> Measurements:
         ("EAGLE-3, speculators", "eagle3", "speculators", {"method": "eagle3"}),
         ("Medusa", "medusa", "medusa", {"method": "medusa"}),
         ("EAGLE-1", "eagle1", "eagle1", {"method": "eagle"}),
+        ("DFlash, speculators", "dflash", "dflash", {"method": "dflash"}),
     ],
 )
 def test_other_formats_draft_in_vllm_as_in_our_loop(
