@@ -46,6 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dspark": {"block_size": DEPTH, "markov_rank": 64},
     "ngram": {},
 }
+STEPS = {"dflash": 240, "dspark": 120}
+"""Optimiser steps of drafters that learn slowly; 60 for the others."""
 OWN_MODULE = {"start": "own", "recursive_steps": DEPTH}
 """Settings of `mtp` for a target that brings a module."""
 SHOWN_FIRST = "ours with the text's first token shown to the draft model, as engines do"
@@ -170,9 +172,10 @@ class EngineCases:
     def _features(self) -> Features:
         return record_features(self.target, self._answers, ctx=make_context(self.work / "features"))
 
-    def draft(self, method: str, num_steps: int = 60) -> Draft:
+    def draft(self, method: str) -> Draft:
         """A drafter of a method, trained a little."""
         if method not in self._drafts:
+            num_steps = STEPS.get(method, 60)
             self._drafts[method] = train_draft(
                 self.target,
                 self._features,

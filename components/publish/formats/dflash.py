@@ -202,8 +202,8 @@ def network_specs(block: Config, num_taps: int, drafted: int, markov_rank: int) 
     return specs
 
 
-def read_settings(method: str, own: Config, block: Config) -> JsonObject:
+def read_settings(method: str, fields: Config, block: Config) -> JsonObject:
     """The settings that both layouts of DFlash and DSpark state under the same names."""
     names = ("block_size", "mask_token_id", *(("markov_rank",) if method == "dspark" else ()))
-    settings: JsonObject = {name: own[name] for name in names}
+    settings: JsonObject = {name: fields[name] for name in names}
     return settings | {"intermediate_size": block["intermediate_size"], "num_layers": block["num_hidden_layers"]}

@@ -75,7 +75,7 @@ class ZLabLayout(AbstractLayout):
                 f"{self.format}: its readers draft from the target's whole LM head, and this drafter from {drafted} of"
                 f" {shape.vocab_size} tokens: say draft_vocab_size: {shape.vocab_size} in drafts.train_draft"
             )
-        own: JsonObject = {
+        fields: JsonObject = {
             "mask_token_id": mask_token_of(settings, shape),
             LAYERS: [one - 1 for one in drafter.tap_layers or shape.tap_layers],
         }
@@ -88,7 +88,7 @@ class ZLabLayout(AbstractLayout):
             "rope_parameters": {"rope_type": "default", **scaling, "rope_theta": block["rope_theta"]},
             "num_target_layers": shape.num_layers,
             "block_size": settings.block_size,
-            **(own if is_dspark else {OWN: own}),
+            **(fields if is_dspark else {OWN: fields}),
             **head_fields(drafter, settings),
             **({"num_anchors": settings.max_anchors} if is_dspark else {}),
         }
@@ -108,23 +108,24 @@ class ZLabLayout(AbstractLayout):
             raise UserError(f"{at}: layer_types asks for a window; drafters here attend to everything")
         if not _is_dspark(config) and not isinstance(config.get(OWN), dict):
             raise UserError(f"{at}: {OWN} is missing, or no mapping; it names the mask token and the tapped layers")
-        own = _own(config)
-        check_facts(own, FACTS | (HEAD_FACTS if _is_dspark(config) else {}), location)
-        if own["mask_token_id"] >= config["vocab_size"]:
+        fields = _fields(config)
+        check_facts(fields, FACTS | (HEAD_FACTS if _is_dspark(config) else {}), location)
+        if fields["mask_token_id"] >= config["vocab_size"]:
             raise UserError(
-                f"{at}: mask_token_id is {own['mask_token_id']}, the vocabulary has {config['vocab_size']} tokens"
+                f"{at}: mask_token_id is {fields['mask_token_id']}, the vocabulary has {config['vocab_size']} tokens"
             )
-        ids: Any = own.get(LAYERS)
+        ids: Any = fields.get(LAYERS)
         numbers = isinstance(ids, list) and all(type(one) is int for one in ids)
-        if not numbers or tap_layers_fault([one + 1 for one in ids]) or ids[-1] + 1 >= own["num_target_layers"]:
+        if not numbers or tap_layers_fault([one + 1 for one in ids]) or ids[-1] + 1 >= fields["num_target_layers"]:
             raise UserError(
-                f"{at}: {LAYERS} is {ids!r:.60}, must be ascending layers before the last of {own['num_target_layers']}"
+                f"{at}: {LAYERS} is {ids!r:.60}, must be ascending layers before the last of"
+                f" {fields['num_target_layers']}"
             )
 
     def expected(self, config: Config) -> dict[str, Spec]:
         table = Spec((int(config["vocab_size"]), int(config["hidden_size"])), optional=True)
         rank = int(config["markov_rank"]) if _is_dspark(config) else 0
-        specs = network_specs(config, len(_own(config)[LAYERS]), int(config["vocab_size"]), rank)
+        specs = network_specs(config, len(_fields(config)[LAYERS]), int(config["vocab_size"]), rank)
         return specs | {"embed_tokens.weight": table, "lm_head.weight": table}
 
     def check_target(self, config: Config, shape: TargetShape, location: str) -> None:
@@ -137,12 +138,12 @@ class ZLabLayout(AbstractLayout):
             )
 
     def drafter_state(self, checkpoint: Checkpoint, source: Source) -> DrafterState:
-        config, tensors, own = checkpoint.config, dict(checkpoint.tensors), _own(checkpoint.config)
+        config, tensors, fields = checkpoint.config, dict(checkpoint.tensors), _fields(checkpoint.config)
         head = tensors.pop("lm_head.weight", None)
         if head is not None and bool(rows_unlike(head, source.head()).count_nonzero()):
             raise UserError(f"{self.format}: lm_head.weight is its own, and the drafter here has the target's")
-        method, taps = "dspark" if _is_dspark(config) else "dflash", tuple(one + 1 for one in own[LAYERS])
-        settings = read_settings(method, own, config) | {"sample_from_anchor": _is_dspark(config)}
+        method, taps = "dspark" if _is_dspark(config) else "dflash", tuple(one + 1 for one in fields[LAYERS])
+        settings = read_settings(method, fields, config) | {"sample_from_anchor": _is_dspark(config)}
         settings |= own_block(config, source.shape, self.format) | own_embedding(tensors, source)
         return DrafterState(method, settings, tensors, tap_layers=taps)
 
@@ -151,6 +152,6 @@ def _is_dspark(config: Config) -> bool:
     return bool(config["architectures"][0] == ARCHITECTURES[1])
 
 
-def _own(config: Config) -> Config:
+def _fields(config: Config) -> Config:
     """The fields that are not the block's, from where they stand."""
     return {**config, **(config.get(OWN) or {})}
