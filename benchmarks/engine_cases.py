@@ -172,10 +172,10 @@ class EngineCases:
     def _features(self) -> Features:
         return record_features(self.target, self._answers, ctx=make_context(self.work / "features"))
 
-    def draft(self, method: str) -> Draft:
-        """A drafter of a method, trained a little."""
+    def draft(self, method: str, num_steps: int = 0) -> Draft:
+        """A drafter of a method, trained a little; num_steps 0: as many steps as it needs."""
         if method not in self._drafts:
-            num_steps = STEPS.get(method, 60)
+            num_steps = num_steps or STEPS.get(method, 60)
             self._drafts[method] = train_draft(
                 self.target,
                 self._features,

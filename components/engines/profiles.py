@@ -358,6 +358,7 @@ NOWHERE = {"mtp-parallel": NO_TREE_OF_OURS, "lookahead": IN_OUR_LOOP}
 MASK_FIRST = Need("sample_from_anchor", (False,), "drafts DFlash's first token from the mask after the newest one")
 ANCHOR_FIRST = Need("sample_from_anchor", (True,), "drafts DSpark's first token from the newest one's own row")
 NO_SCALING = Need("rope_scaling", (None,), "rotates by rope_theta alone")
+NO_WINDOW = Need("window", (0,), "was not looked at for windows of block drafters")
 TARGETS_EMBEDDING = Need("own_embedding", (False,), "gives every block drafter the target's embedding")
 MARLIN = (0, 32, 64, 128)
 """Group sizes of the kernels for NVIDIA GPUs that vLLM and SGLang share."""
@@ -399,8 +400,8 @@ VLLM = Profile(
             # mimo_mtp.py builds a Qwen2DecoderLayer of the target's config; qwen2.py hands its rope_parameters on.
             rope_of_target=True,
         ),
-        "dflash": Served(("dflash", "z-lab"), needs=(MASK_FIRST,), tried="0.32.0"),
-        "dspark": Served(("dflash", "z-lab")),  # its model runner for CPUs has none
+        "dflash": Served(("dflash", "z-lab"), needs=(MASK_FIRST, NO_WINDOW), tried="0.32.0"),
+        "dspark": Served(("dflash", "z-lab"), needs=(NO_WINDOW,)),  # its model runner for CPUs has none
         OWN_MTP: Served(("stitched",), tried="0.32.0"),
         "draft-model": Served(("causal-lm",), tried="0.32.0"),
         GIVEN_MODEL: NEEDS_NO_FILE,
@@ -436,8 +437,8 @@ SGLANG = Profile(
         "eagle3": Served(("eagle3",)),
         "eagle1": Served(("eagle1",)),
         "hass": Served(("eagle1",)),
-        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
-        "dspark": Served(("z-lab",), needs=(ANCHOR_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
+        "dflash": Served(("z-lab",), needs=(MASK_FIRST, NO_WINDOW, TARGETS_EMBEDDING), whole_vocabulary=True),
+        "dspark": Served(("z-lab",), needs=(ANCHOR_FIRST, NO_WINDOW, TARGETS_EMBEDDING), whole_vocabulary=True),
         OWN_MTP: Served(("stitched",)),
         **COMMON_METHODS,
     },
@@ -470,8 +471,8 @@ LLAMA_CPP = Profile(
     version="of llama-cpp-python 0.3.36",
     methods={
         "eagle3": Served(("gguf",), tried="0.3.36"),
-        "dflash": Served(("gguf",), needs=(MASK_FIRST,), tried="0.3.36"),
-        "dspark": Served(("gguf",), tried="0.3.36"),
+        "dflash": Served(("gguf",), needs=(MASK_FIRST, NO_WINDOW), tried="0.3.36"),
+        "dspark": Served(("gguf",), needs=(NO_WINDOW,), tried="0.3.36"),
         OWN_MTP: Served(("stitched",)),
         "draft-model": Served(("gguf",)),
         GIVEN_MODEL: NEEDS_NO_FILE,
@@ -504,7 +505,9 @@ MNN = Profile(
     version="3.6.1",
     methods={
         "eagle3": Served(("eagle3",)),
-        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING, NO_SCALING), whole_vocabulary=True),
+        "dflash": Served(
+            ("z-lab",), needs=(MASK_FIRST, NO_WINDOW, TARGETS_EMBEDDING, NO_SCALING), whole_vocabulary=True
+        ),
         **COMMON_METHODS,
     },
     unsupported={
@@ -528,7 +531,7 @@ TENSORRT_LLM = Profile(
     version="1.3, PyTorch backend",
     methods={
         "eagle3": Served(("eagle3",)),
-        "dflash": Served(("z-lab",), needs=(MASK_FIRST, TARGETS_EMBEDDING), whole_vocabulary=True),
+        "dflash": Served(("z-lab",), needs=(MASK_FIRST, NO_WINDOW, TARGETS_EMBEDDING), whole_vocabulary=True),
         OWN_MTP: Served(("stitched",)),
         **COMMON_METHODS,
     },

@@ -64,6 +64,8 @@ class ZLabLayout(AbstractLayout):
     def lay_out(self, drafter: DrafterState, source: Source) -> Checkpoint:
         shape, settings, is_dspark = source.shape, settings_of(drafter), drafter.method == "dspark"
         refuse_other_block(settings, self.format)
+        if settings.window:
+            raise UserError(f"{self.format}: its readers mask the blocks of a windowed drafter, those here are not")
         if settings.sample_from_anchor != is_dspark:
             raise UserError(
                 f"{self.format}: its {drafter.method} drafts first from"

@@ -30,7 +30,7 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("dflash", "dflash", SETTINGS["dflash"]),
     ("dflash", "dspark", SETTINGS["dspark"]),
     ("z-lab", "dflash", SETTINGS["dflash"]),
-    ("z-lab", "dspark", SETTINGS["dspark"]),
+    ("z-lab", "dspark", SETTINGS["dspark"] | {"window": 0}),
     ("eagle1", "eagle1", SETTINGS["eagle1"]),
     ("eagle1", "hass", SETTINGS["hass"]),
     ("medusa", "medusa", SETTINGS["medusa"]),

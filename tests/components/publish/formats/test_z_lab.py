@@ -25,7 +25,7 @@ def test_what_its_readers_would_draft_otherwise_is_refused_with_the_setting_to_c
     with pytest.raises(UserError, match=r"drafter from 47 of 96 tokens: say draft_vocab_size: 96"):
         write_format("z-lab", drafter_state(networks("dflash", told), told), source, tmp_path / "cut")
     for method, anchor in (("dflash", True), ("dspark", False)):
-        told = SETTINGS[method] | {"sample_from_anchor": anchor}
+        told = SETTINGS[method] | {"sample_from_anchor": anchor, "window": 0}
         with pytest.raises(UserError, match=f"say sample_from_anchor: {str(not anchor).lower()}"):
             write_format("z-lab", drafter_state(networks(method, told, "z-lab"), told), source, tmp_path / method)
 
@@ -35,8 +35,9 @@ def test_the_reader_of_public_checkpoints_finds_the_drafter_that_went_out(
     method: str, networks: Callable[..., Any], source: Source, opened: AbstractTarget, tmp_path: Path
 ) -> None:
     """It was written for what z-lab's and DeepSpec's own code saves (test_import_dflash.py)."""
-    network = networks(method, SETTINGS[method], "z-lab")
-    write_format("z-lab", drafter_state(network, SETTINGS[method]), source, tmp_path / "out")
+    told = SETTINGS[method] | {"window": 0}
+    network = networks(method, told, "z-lab")
+    write_format("z-lab", drafter_state(network, told), source, tmp_path / "out")
     found = find_checkpoint(tmp_path / "out", "out")
     imported = read_drafter(found, reader_of(found, "auto"), opened)
     assert (imported.method, imported.tap_layers, imported.draft_ids) == (method, opened.shape.tap_layers, None)
