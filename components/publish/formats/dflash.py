@@ -5,8 +5,8 @@ width of the block, the mask token, whether the newest token's own row drafts, t
 that id i is hidden_states[i]) and DSpark's two heads. The embedding and the LM head are written too, copies of the
 target's: speculators would decode with random ones.
 
-sliding_window_non_causal is always true: speculators reads it for layers with a window alone, but vLLM 0.32.0 lets no row
-of a DFlash block see a later one where it is false, whatever the layer.
+sliding_window_non_causal is always true: speculators reads it for layers with a window alone, but vLLM 0.32.0 lets no
+row of a DFlash block see a later one where it is false, whatever the layer.
 """
 
 from __future__ import annotations
