@@ -36,6 +36,7 @@ from storage.redaction import without_secrets
 COMMANDS = {
     "check": ("check", "first-pipeline"),
     "plan": ("check", "first-pipeline"),
+    "rehearse": ("rehearse", "my-model"),
     "run": ("run", "first-pipeline"),
     "remeasure": ("remeasure", "operate"),
     "validate": ("inspect", "engines"),

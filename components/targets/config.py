@@ -118,7 +118,7 @@ def _join_end_tokens(config: Any, folder: Path, location: str) -> None:
     text = config.get_text_config(decoder=True)
     ends: list[int] = []
     for source, value in (
-        ("config.json", text.eos_token_id),
+        ("config.json", getattr(text, "eos_token_id", None)),
         ("config.json", getattr(config, "eos_token_id", None)),
         (GENERATION_FILE, _generation(folder).get("eos_token_id")),
     ):

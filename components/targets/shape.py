@@ -159,9 +159,9 @@ def _shape_of(outer: Any, config: Any, location: str, tapped: bool) -> TargetSha
         rope_theta=float(rope_parameters(config).get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0),
         max_position_embeddings=int(getattr(config, "max_position_embeddings", None) or UNBOUNDED_POSITIONS),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=as_ids(config.eos_token_id),
-        pad_token_id=config.pad_token_id,
+        bos_token_id=getattr(config, "bos_token_id", None),
+        eos_token_ids=as_ids(getattr(config, "eos_token_id", None)),
+        pad_token_id=getattr(config, "pad_token_id", None),
         rope_scaling=rope_scaling_of(rope_parameters(config), getattr(config, "partial_rotary_factor", None)),
     )
 

@@ -18,16 +18,11 @@ from components.text import message_of
 
 BUILTIN: Final = "builtin"
 _BUILTIN_FOLDER: Final = Path(__file__).parent / "builtin"
-_PATTERNS: Final = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*config.json",
-    "tokenizer*",
-    "*.model",
-    "vocab*",
-    "merges*",
+_WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json")
+_SETTINGS: Final = (
+    *("*config.json", "tokenizer*", "*.model", "vocab*", "merges*"),
+    *("chat_template*", "special_tokens_map.json", "added_tokens.json"),
 )
-_TEXT: Final = ("chat_template*", "special_tokens_map.json", "added_tokens.json")
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -44,8 +39,11 @@ def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     return {file.relative_to(folder).as_posix(): sha256_of(file) for file in list_files(folder, model, trust)}
 
 
-def find_folder(model: str, trust_remote_code: bool = False) -> Path:
-    """The folder that `model` names, downloaded first if it is a hub id; raises UserError in one line."""
+def find_folder(model: str, trust_remote_code: bool = False, *, weights: bool = True) -> Path:
+    """The folder that `model` names, downloaded first if it is a hub id; raises UserError in one line.
+
+    weights: without them only configuration and tokenizer are downloaded.
+    """
     folder = local_folder(model)
     if folder is not None:
         return folder
@@ -56,7 +54,7 @@ def find_folder(model: str, trust_remote_code: bool = False) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
+    patterns = _patterns(trust_remote_code, weights)
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # every network and hub failure becomes one line
@@ -64,9 +62,19 @@ def find_folder(model: str, trust_remote_code: bool = False) -> Path:
         raise UserError(f"model: {model}: not a local folder, and the hub did not give it ({reason})") from error
 
 
+def _patterns(trust_remote_code: bool, weights: bool = True) -> list[str]:
+    """The files of a target, as patterns of names."""
+    return [*(_WEIGHTS if weights else []), *_SETTINGS, *(["*.py"] if trust_remote_code else [])]
+
+
+def settings_files(folder: Path) -> list[Path]:
+    """Configuration, tokenizer and chat template of a target, as far as they are there, sorted by name."""
+    return sorted({file for pattern in _SETTINGS for file in folder.glob(pattern) if file.is_file()})
+
+
 def list_files(folder: Path, location: str, trust_remote_code: bool = False) -> list[Path]:
     """The files of a target, sorted by name; raises UserError when one that is needed is missing."""
-    patterns = [*_PATTERNS, *_TEXT, *(["*.py"] if trust_remote_code else [])]
+    patterns = _patterns(trust_remote_code)
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     strange = next((file for file in sorted(folder.iterdir()) if not file.is_file() and not file.is_dir()), None)
     if strange is not None:

@@ -179,3 +179,23 @@ def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     from components.targets.source import load_target_fingerprint as fingerprint
 
     return fingerprint(settings)
+
+
+def make_stand_in(*, model: Annotated[str, Field(min_length=1)], ctx: Context) -> Target:
+    """Make a small random target of a large one's configuration and tokenizer, without its weights, for a rehearsal.
+
+    It keeps the architecture, every layer and kind of layer, head size, positions, vocabulary and chat template.
+
+    Args:
+        model: a folder with config.json, best with the tokenizer's files, or a hub id, owner/name or owner/name@revision.
+    """
+    from components.targets.stand_in import make_stand_in as run
+
+    return run(model=model, ctx=ctx)
+
+
+def make_stand_in_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """The content behind `model`, weights aside, for the step's key: file name -> sha256; a hub id counts by name."""
+    from components.targets.stand_in import make_stand_in_fingerprint as fingerprint
+
+    return fingerprint(settings)

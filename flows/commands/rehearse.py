@@ -1,0 +1,117 @@
+"""`draftsmith rehearse`: a pipeline whole, within minutes, with small numbers and a stand-in for a large target."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from components.contract import Artifact, NothingNew, UserError
+from components.engines.stand_in_server import stand_in_server
+from components.text import shorten
+from flows.commands.run_output import Display, duration
+from flows.commands.terminal import DEFAULT_FILE, Device, File, Invocation, Params, Pipeline, Seed, echo, out
+from flows.execution.engine import Engine
+from flows.execution.messages import Event, StepFailed
+from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_rehearsal
+from storage.artifacts.store import Store, require_writable
+
+
+@dataclass
+class Rehearsed:
+    """How a step went. state: "passed", "failed" or "not reached"; remarks: why, or what the step noted."""
+
+    state: str
+    seconds: float
+    remarks: list[str]
+
+
+def rehearse(
+    pipeline: Pipeline,
+    param: Params = [],  # noqa: B006
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep what the steps made, to be looked at.")] = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    file: File = DEFAULT_FILE,
+) -> int:
+    """Run a pipeline small, with a random stand-in for its target: faults that would come up after hours come up now.
+
+    Nothing enters the history, the registry or the store.
+    """
+    options = RunOptions(file, None, device, seed, packages=Invocation.packages)
+    home = Store(options.home).home / "rehearsals" / pipeline
+    began = time.monotonic()
+    shutil.rmtree(home, ignore_errors=True)
+    store = Store(home)
+    with contextlib.ExitStack() as servers:
+        server_of = functools.cache(lambda engine: servers.enter_context(stand_in_server(engine)).url)
+        planned = plan_rehearsal(pipeline, param, options, store, server_of)
+        require_writable(home)
+        echo(f"{pipeline}: a rehearsal of {len(planned.steps)} steps")
+        with Display(out, width=max(len(step.name) for step in planned.steps)) as display:
+            went = run_all(planned, store, display)
+    _print(planned, went)
+    failed = sum(one.state == "failed" for one in went.values())
+    if not keep:
+        shutil.rmtree(home, ignore_errors=True)
+    elif home.is_dir():
+        echo(f"what it made: {home}")
+    passed = sum(one.state == "passed" for one in went.values())
+    echo(f"{pipeline}: {passed} of {len(went)} steps passed in {duration(time.monotonic() - began)}")
+    return 1 if failed else 0
+
+
+def run_all(plan: Plan, store: Store, display: Display) -> dict[str, Rehearsed]:
+    """Run every step that can be reached, also past failures, so that one rehearsal finds all faults."""
+    went: dict[str, Rehearsed] = {}
+    notes: dict[str, list[str]] = {}
+
+    def on_event(step: PlannedStep, event: Event) -> None:
+        if event["event"] != "note":  # what steps say of their numbers is not true of the real run
+            display.on_event(step, event)
+        elif step.uses == "targets.make_stand_in":
+            notes.setdefault(step.name, []).append(str(event["message"]))
+
+    engine = Engine(store, plan, on_event)
+    artifacts: dict[str, Artifact] = dict(plan.sources)
+    for step in plan.steps:
+        went[step.name] = _run_one(engine, step, artifacts, went)
+        went[step.name].remarks += notes.get(step.name, [])
+    return went
+
+
+def _run_one(
+    engine: Engine, step: PlannedStep, artifacts: dict[str, Artifact], went: Mapping[str, Rehearsed]
+) -> Rehearsed:
+    lost = next((name for name in step.input_names() if name in went and went[name].state != "passed"), None)
+    if lost is not None:
+        return Rehearsed("not reached", 0.0, [f"it needs '{lost}'"])
+    began = time.monotonic()
+    try:
+        artifacts[step.name] = engine.run_step(step, artifacts)
+    except (UserError, StepFailed, NothingNew) as error:
+        return Rehearsed("failed", time.monotonic() - began, str(error).splitlines())
+    return Rehearsed("passed", time.monotonic() - began, [])
+
+
+def _print(plan: Plan, went: Mapping[str, Rehearsed]) -> None:
+    """A table of all steps: how each went, its seconds, and why it failed."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("step", "state", "seconds", "why"):
+        table.add_column(title, no_wrap=title != "why")
+    for name, one in went.items():
+        style = {"passed": "", "failed": "red"}.get(one.state, "dim")
+        why = "; ".join(map(shorten, one.remarks))
+        table.add_row(*(Text(text, style=style) for text in (name, one.state, f"{one.seconds:.1f}", why)))
+    for name, why in plan.skipped:
+        table.add_row(*(Text(text, style="dim") for text in (name, "left out", "", why)))
+    out.print(table)

@@ -1,0 +1,110 @@
+"""A rehearsal: a pipeline with the same steps, wires and formats, whose target and numbers are small.
+
+Every large target becomes a stand-in of random weights (components/targets/stand_in.py), every server one that speaks
+its protocol (components/engines/stand_in_server.py), and settings that say how much is done are cut to what shows that
+the step works. What decides whether something fits (methods, formats, engines, taps, templates, data sources) stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from components.outside_json import JsonObject
+from flows.planning.step_signature import resolve
+from flows.planning.wiring import WiredStep, Wiring
+
+AT_MOST: Mapping[str, Mapping[str, float]] = {
+    "bench.autotune": {"seconds": 0.2},
+    "bench.compare_end_to_end": {
+        **{"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1}
+    },
+    "bench.compare_stop": {
+        **{"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1}
+    },
+    "bench.measure_acceptance": {"max_new_tokens": 12},
+    "bench.measure_llama_cpp": {"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0},
+    "bench.measure_server": {
+        **{"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0, "num_compared": 0}
+    },
+    "bench.measure_step_cost": {"seconds": 2, "num_processes": 1, "tokens_per_block": 16},
+    "data.collect_prompts": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_rows": 2000},
+    "data.collect_traffic": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_new": 2000},
+    "data.collect_workloads": {"num_prompts": 4, "num_warm_up": 1, "max_answer_tokens": 12, "max_rows": 2000},
+    "data.mix_chats": {"limit": 4000, "num_validation": 4, "num_test": 4, "num_warm_up": 1},
+    "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
+    "data.write_answers": {"max_new_tokens": 24},
+    "data.write_answers_by_server": {"max_new_tokens": 24},
+    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "checkpoint_every": 1},
+    "speedup.choose_depth": {"num_draws": 200},
+    "speedup.choose_stop": {"num_draws": 200},
+    "speedup.confirm_stop": {"num_draws": 200},
+    "speedup.confirm_depth": {"num_draws": 200},
+    "speedup.measure_drift": {"num_draws": 200},
+    "speedup.measure_languages": {"num_draws": 200},
+    "speedup.measure_tuning": {"num_draws": 200},
+    "targets.fine_tune_target": {"num_steps": 2, "tokens_per_step": 512, "sequence_length": 128},
+    "targets.pretrain_target": {
+        **{"num_steps": 4, "decay_steps": 2, "tokens_per_step": 512, "num_layers": 8, "unlikelihood_every": 2},
+        **{"sequence_length": 128, "decay_sequence_length": 256, "num_processes": 1},
+    },
+}
+"""Address of a step -> settings that say how much it does -> the most that a rehearsal does."""
+INSTEAD: Mapping[str, JsonObject] = {
+    "bench.compare_end_to_end": {"precision": 0.5},
+    "bench.compare_stop": {"precision": 0.5},
+    "bench.measure_step_cost": {"precision": 0.5},
+}
+"""Address of a step -> settings that a rehearsal has other values of."""
+LEFT_OUT: Mapping[str, str] = {"publish.upload_release": "it would upload"}
+"""Address of a step that a rehearsal does not run -> the reason."""
+
+
+ServerOf = Callable[[str], str]
+"""Starts the stand-in server of an engine, or finds it, and says its address."""
+
+
+def rehearsed(wiring: Wiring, packages: Sequence[str], server_of: ServerOf) -> Wiring:
+    """The pipeline as a rehearsal runs it; steps that cannot be rehearsed are skipped, with all that need them."""
+    skipped = dict(wiring.skipped)
+    steps: list[WiredStep] = []
+    for step in wiring.steps:
+        lost = next((name for name in step.input_names() if name in skipped), None)
+        if lost is not None:
+            skipped[step.name] = f"it needs '{lost}', which a rehearsal leaves out"
+        elif reason := LEFT_OUT.get(step.address):
+            skipped[step.name] = f"not rehearsed: {reason}"
+        else:
+            steps.append(_small(step, tuple(packages), server_of))
+    return Wiring(tuple(steps), tuple(skipped.items()))
+
+
+def _small(step: WiredStep, packages: tuple[str, ...], server_of: ServerOf) -> WiredStep:
+    """A step that does little; a target that is loaded and a server that is asked become their stand-ins."""
+    if step.address == "targets.load_target" and step.settings["model"] != "builtin":
+        stand_in = resolve("targets.make_stand_in", packages)
+        return dataclasses.replace(step, function=stand_in, settings={"model": step.settings["model"]})
+    most = AT_MOST.get(step.address, {})
+    small: dict[str, Any] = {name: _cut(step.settings[name], most[name]) for name in most}
+    wanted = {**step.settings, **small, **INSTEAD.get(step.address, {})}
+    if "base_url" in wanted:
+        wanted |= _stand_in_address(wanted, server_of)
+    if "servers" in wanted:
+        wanted["servers"] = [{**server, **_stand_in_address(server, server_of)} for server in wanted["servers"]]
+    settings, faults = step.function.settings(wanted)
+    assert not faults, f"{step.address}: the settings of its rehearsal are refused: {faults}"
+    # Its times are worth nothing, so it need not have the machine to itself.
+    function = dataclasses.replace(step.function, measures=False)
+    return dataclasses.replace(step, function=function, settings=settings, retries=0)
+
+
+def _cut(value: Any, most: float) -> Any:
+    """A number of at most `most`; None, which means all, becomes that number."""
+    return most if value is None or value > most else value
+
+
+def _stand_in_address(server: JsonObject, server_of: ServerOf) -> JsonObject:
+    """The settings that lead to the stand-in of a server; `auto` may be any engine, and vLLM is the usual one."""
+    engine = "vllm" if server["engine"] == "auto" else str(server["engine"])
+    return {"base_url": server_of(engine), "engine": engine, "model": ""}

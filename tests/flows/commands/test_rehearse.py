@@ -1,0 +1,98 @@
+"""A rehearsal runs every step of a pipeline small, finds every fault in one go, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pipeline_builder import Pipeline, pipeline, step
+from tiny_families import family_config
+from tiny_pipeline import NUM_STEPS, main_job
+from tiny_targets import make_tiny_tokenizer
+from toy_garden import Cli
+
+
+def model_without_weights(folder: Path, **changes: object) -> Path:
+    """A target of usual widths as a configuration and a tokenizer."""
+    folder.mkdir()
+    make_tiny_tokenizer(folder)
+    config = {**family_config("qwen3").to_dict(), "hidden_size": 2048, "num_attention_heads": 16, **changes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def rehearse(draftsmith: Cli, made: Pipeline, folder: Path) -> tuple[int, str, dict[str, str]]:
+    """The exit code of a rehearsal, all that it printed, and the state of each step with the reason."""
+    file = folder / "pipelines.yaml"
+    file.write_text(made.text, encoding="utf-8")
+    code, out, err = draftsmith("rehearse", made.name, "-f", file)
+    lines = (
+        re.fullmatch(r"(\S+) +(passed|failed|not reached|left out) +(?:\d+\.\d)?(.*)", line)
+        for line in out.splitlines()
+    )
+    return code, out + err, {found[1]: f"{found[2]}: {found[3].strip()}" for found in lines if found}
+
+
+def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_nothing(
+    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    upload = step("publish.upload_release", "release", repo="nobody/nothing")
+    made = main_job(model_without_weights(tmp_path / "model")).with_steps(upload=upload)
+    code, out, states = rehearse(draftsmith, made, tmp_path)
+    assert code == 0, out
+    assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS, out
+    assert states["upload"] == "left out: not rehearsed: it would upload"
+    assert "stand-in" in states["target"]
+    assert [path.name for path in home.rglob("*") if path.is_file() and "logs" not in path.parts] == []
+
+
+def test_one_rehearsal_finds_every_fault_that_would_come_up_later(
+    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"promt": "Say something about trees."}\n' * 40, encoding="utf-8")
+
+    def model(name: str, **changes: object) -> str:
+        return str(model_without_weights(tmp_path / name, **changes))
+
+    answered = {"target": "target", "answers": "answers"}
+    made = pipeline(
+        "faulty",
+        target=step("targets.load_target", model=model("sound")),
+        prompts=step("data.collect_prompts", source="python-stdlib", num_train=4000, num_test=64),
+        answers=step("data.write_answers", "target", "prompts", max_new_tokens=2048),
+        features=step("data.record_features", answered),
+        taps_beyond=step("data.record_features", answered, tap_layers=[2, 4, 99]),
+        after_taps=step("drafts.train_draft", {"target": "target", "features": "taps_beyond"}),
+        misnamed=step("data.collect_prompts", source=str(rows)),
+        no_key=step(
+            "data.write_answers_by_server", "target", "prompts",
+            base_url="http://far.example:8000", api_key_variable="NO_SUCH_VARIABLE",
+        ),
+        shallow=step("targets.load_target", model=model("shallow", num_hidden_layers=2, layer_types=None)),
+        wrong_end=step("targets.load_target", model=model("wrong_end", eos_token_id=10**6)),
+        unknown=step("targets.load_target", model=model("unknown", model_type="nobody")),
+        heads=step("targets.load_target", model=model("heads", num_key_value_heads=3)),
+        short=step("targets.load_target", model=model("short", max_position_embeddings=48)),
+        short_answers=step("data.write_answers", "prompts", {"target": "short"}, max_new_tokens=2048),
+    )  # fmt: skip
+    code, out, states = rehearse(draftsmith, made, tmp_path)
+    faults = {
+        "taps_beyond": "the target has 8 layers",
+        "misnamed": "promt",
+        "no_key": "NO_SUCH_VARIABLE",
+        "shallow": "2 layers",
+        "wrong_end": "eos_token_id",
+        "unknown": "nobody",
+        "heads": "do not go together",
+        "short_answers": "no prompt has at most",
+    }
+    for name, words in faults.items():
+        assert states.get(name, "").startswith("failed") and words in states[name], out
+    assert states.pop("after_taps") == "not reached: it needs 'taps_beyond'"
+    assert all(states[name].startswith("passed") for name in states.keys() - faults.keys()), out
+    assert code == 1
