@@ -187,7 +187,7 @@ def make_stand_in(*, model: Annotated[str, Field(min_length=1)], ctx: Context) -
     It keeps the architecture, every layer and kind of layer, head size, positions, vocabulary and chat template.
 
     Args:
-        model: a folder with config.json, best with the tokenizer's files, or a hub id, owner/name or owner/name@revision.
+        model: a folder with config.json, best with the files of its tokenizer, or a hub id, owner/name@revision.
     """
     from components.targets.stand_in import make_stand_in as run
 

@@ -176,8 +176,8 @@ def read_table(name: str, folder: Path = FOLDER) -> PublishedTable:
             rows.append(PublishedRow.model_validate(content["conditions"] | row))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, (place, *first["loc"])))
-        raise UserError(f"{file}: {where}: {one_line(first['msg'])}") from error
+        field = ".".join(map(str, (place, *first["loc"])))
+        raise UserError(f"{file}: {field}: {one_line(first['msg'])}") from error
     return PublishedTable(name, source, content["licence"], content["note"], tuple(rows))
 
 
@@ -245,18 +245,18 @@ def _nearest(row: PublishedRow, arms: Sequence[Measured]) -> Measured | None:
             arm.engine != OWN_LOOP,
         )
 
-    there = [arm for arm in arms if same_target(arm.target, row.target)] or arms
-    newest = max((arm.measured_at for arm in there), default=None)
-    return min((arm for arm in there if arm.measured_at == newest), key=distance, default=None)
+    matching = [arm for arm in arms if same_target(arm.target, row.target)] or arms
+    newest = max((arm.measured_at for arm in matching), default=None)
+    return min((arm for arm in matching if arm.measured_at == newest), key=distance, default=None)
 
 
 def _row(row: PublishedRow, arm: Measured | None) -> list[Any]:
-    told: dict[str, Any] = {name: getattr(row, name, None) for name in COLUMNS}
-    told |= {f"{name}_published": getattr(row, name) for name in ("al", "speedup", "tokens_per_s")}
-    told |= {"al": None, "speedup": None, "tokens_per_s": None, "differs": f"nothing measured with {row.method}"}
+    cells: dict[str, Any] = {name: getattr(row, name, None) for name in COLUMNS}
+    cells |= {f"{name}_published": getattr(row, name) for name in ("al", "speedup", "tokens_per_s")}
+    cells |= {"al": None, "speedup": None, "tokens_per_s": None, "differs": f"nothing measured with {row.method}"}
     if arm is not None:
         ending = "_e2e" if row.timed == "e2e" else ""
-        told |= {
+        cells |= {
             "al": arm.lengths[row.al_column],
             "speedup": arm.speeds.get(f"speedup{ending}"),
             "tokens_per_s": arm.speeds.get(f"tokens_per_s{ending}"),
@@ -264,46 +264,46 @@ def _row(row: PublishedRow, arm: Measured | None) -> list[Any]:
             "measured_at": arm.measured_at,
             "differs": differences(row, arm),
         }
-        if row.al is not None and told["al"] is not None and same_target(arm.target, row.target):
-            told["al_ratio"] = told["al"] / row.al
-    return [told[name] for name in COLUMNS]
+        if row.al is not None and cells["al"] is not None and same_target(arm.target, row.target):
+            cells["al_ratio"] = cells["al"] / row.al
+    return [cells[name] for name in COLUMNS]
 
 
 def differences(row: PublishedRow, arm: Measured) -> str:
     """What differs in conditions: ours, theirs in brackets; then what the publication does not state."""
     same = same_target(arm.target, row.target)
-    found = [] if same else [f"target {arm.target} [{row.target}], so no ratio"]
+    different = [] if same else [f"target {arm.target} [{row.target}], so no ratio"]
     silent = []
     for name in ("workload", "tree", "depth", "temperature", "batch_size", "engine", "hardware", "dtype"):
-        ours, theirs = getattr(arm, name), getattr(row, name)
+        measured, published = getattr(arm, name), getattr(row, name)
         if name == "tree":
-            ours, theirs = ours or "none: a chain", theirs or "none: a chain"
-        if theirs is None and not (name == "depth" and row.tree is not None):
+            measured, published = measured or "none: a chain", published or "none: a chain"
+        if published is None and not (name == "depth" and row.tree is not None):
             silent.append(name.replace("_", " "))
-        elif theirs is not None and not _same(ours, theirs):
-            found.append(f"{name.replace('_', ' ')} {'unknown' if ours is None else ours} [{theirs}]")
+        elif published is not None and not _same(measured, published):
+            different.append(f"{name.replace('_', ' ')} {'unknown' if measured is None else measured} [{published}]")
     if row.al is not None:
         silent += ["bonus tokens"] * (row.bonus is None) + ["pooled or macro"] * (row.averaged is None)
         silent += ["overshoot"] * (row.overshoot is None)
         if row.averaged == "macro" and row.overshoot and row.bonus is not False:
-            found.append("acceptance length without overshoot [with]")
+            different.append("acceptance length without overshoot [with]")
         if row.bonus is False and row.overshoot is False:
-            found.append("acceptance length with overshoot [without]")
+            different.append("acceptance length with overshoot [without]")
     if (row.speedup or row.tokens_per_s) is not None:
         silent += ["prefill in or out"] * (row.timed is None)
         if (row.batch_size or 1) > 1:
-            found.append("speed of one request [of all together]")
-    return "; ".join(found + ([f"not stated: {', '.join(silent)}"] if silent else []))
+            different.append("speed of one request [of all together]")
+    return "; ".join(different + ([f"not stated: {', '.join(silent)}"] if silent else []))
 
 
-def same_target(ours: str, theirs: str) -> bool:
+def same_target(measured: str, published: str) -> bool:
     """Whether two names of a model mean the same: of a hub id or a folder the last part counts, revisions do not."""
-    return _same(*(name.rstrip("/").rpartition("/")[2].partition("@")[0] for name in (ours, theirs)))
+    return _same(*(name.rstrip("/").rpartition("/")[2].partition("@")[0] for name in (measured, published)))
 
 
-def _same(ours: Any, theirs: Any) -> bool:
+def _same(measured: Any, published: Any) -> bool:
     """Equal, or the same name but for capitals, hyphens, underscores and blanks."""
-    if isinstance(ours, str) and isinstance(theirs, str):
+    if isinstance(measured, str) and isinstance(published, str):
         plain = str.maketrans("", "", "-_ ")
-        return ours.casefold().translate(plain) == theirs.casefold().translate(plain)
-    return bool(ours == theirs)
+        return measured.casefold().translate(plain) == published.casefold().translate(plain)
+    return bool(measured == published)

@@ -18,16 +18,16 @@ from flows.planning.wiring import WiredStep, Wiring
 AT_MOST: Mapping[str, Mapping[str, float]] = {
     "bench.autotune": {"seconds": 0.2},
     "bench.compare_end_to_end": {
-        **{"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1}
+        "num_prompts": 4,
+        "max_new_tokens": 12,
+        "seconds": 2,
+        "num_processes": 1,
+        "num_warm_up": 1,
     },
-    "bench.compare_stop": {
-        **{"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1}
-    },
+    "bench.compare_stop": {"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1},
     "bench.measure_acceptance": {"max_new_tokens": 12},
     "bench.measure_llama_cpp": {"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0},
-    "bench.measure_server": {
-        **{"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0, "num_compared": 0}
-    },
+    "bench.measure_server": {"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0, "num_compared": 0},
     "bench.measure_step_cost": {"seconds": 2, "num_processes": 1, "tokens_per_block": 16},
     "data.collect_prompts": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_rows": 2000},
     "data.collect_traffic": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_new": 2000},
@@ -46,8 +46,14 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "speedup.measure_tuning": {"num_draws": 200},
     "targets.fine_tune_target": {"num_steps": 2, "tokens_per_step": 512, "sequence_length": 128},
     "targets.pretrain_target": {
-        **{"num_steps": 4, "decay_steps": 2, "tokens_per_step": 512, "num_layers": 8, "unlikelihood_every": 2},
-        **{"sequence_length": 128, "decay_sequence_length": 256, "num_processes": 1},
+        "num_steps": 4,
+        "decay_steps": 2,
+        "tokens_per_step": 512,
+        "num_layers": 8,
+        "unlikelihood_every": 2,
+        "sequence_length": 128,
+        "decay_sequence_length": 256,
+        "num_processes": 1,
     },
 }
 """Address of a step -> settings that say how much it does -> the most that a rehearsal does."""
@@ -86,13 +92,13 @@ def _small(step: WiredStep, packages: tuple[str, ...], server_of: ServerOf) -> W
         stand_in = resolve("targets.make_stand_in", packages)
         return dataclasses.replace(step, function=stand_in, settings={"model": step.settings["model"]})
     most = AT_MOST.get(step.address, {})
-    small: dict[str, Any] = {name: _cut(step.settings[name], most[name]) for name in most}
-    wanted = {**step.settings, **small, **INSTEAD.get(step.address, {})}
-    if "base_url" in wanted:
-        wanted |= _stand_in_address(wanted, server_of)
-    if "servers" in wanted:
-        wanted["servers"] = [{**server, **_stand_in_address(server, server_of)} for server in wanted["servers"]]
-    settings, faults = step.function.settings(wanted)
+    small = {name: _cut(step.settings[name], most[name]) for name in most}
+    values: JsonObject = {**step.settings, **small, **INSTEAD.get(step.address, {})}
+    if "base_url" in values:
+        values |= _stand_in_address(values, server_of)
+    if "servers" in values:
+        values["servers"] = [{**server, **_stand_in_address(server, server_of)} for server in values["servers"]]
+    settings, faults = step.function.settings(values)
     assert not faults, f"{step.address}: the settings of its rehearsal are refused: {faults}"
     # Its times are worth nothing, so it need not have the machine to itself.
     function = dataclasses.replace(step.function, measures=False)

@@ -24,11 +24,23 @@ NO_DEFAULTS = {"dots1", "hunyuan_v1_dense", "lfm2_moe", "ministral"}
 """Families whose class has no usable default values: nobody can make a model of them."""
 MOST_PARAMETERS = 600e6
 LLAMA = {
-    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "eos_token_id": [128009]},
-    **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "dtype": "bfloat16"},
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "eos_token_id": [128009],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "dtype": "bfloat16",
     "rope_scaling": {
-        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
 }
