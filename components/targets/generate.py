@@ -95,7 +95,8 @@ def continue_rows(
     on_pass: called after every pass with the share of the work that is done, 0 .. 1.
     """
     assert requests and all(len(request.ids) > 0 and request.limit > 0 for request in requests)
-    _check_vocabulary(target, requests)
+    highest = max(max(request.ids) for request in requests)
+    check_vocabulary(highest, target.shape.vocab_size, str(target.folder or "the target"))
     assert all(one.generator is not None for one in requests if one.temperature > 0.0), "sampling needs generators"
     ends = set(target.shape.eos_token_ids) if stop_at_eos else set()
     batch = _Batch(target, requests, min(batch_size, len(requests)), ends)
@@ -109,13 +110,12 @@ def continue_rows(
     return [Continuation(ids, hit_eos) for ids, hit_eos in zip(batch.new, batch.hit_eos, strict=True)]
 
 
-def _check_vocabulary(target: AbstractTarget, requests: Sequence[ContinuationRequest]) -> None:
-    """Raises UserError for a prompt with a token that the target has no embedding of."""
-    highest = max(max(request.ids) for request in requests)
-    if highest >= target.shape.vocab_size:
+def check_vocabulary(highest: int, vocab_size: int, location: str) -> None:
+    """Raises UserError, naming `location`, for a token that the target has no embedding of."""
+    if highest >= vocab_size:
         raise UserError(
-            f"{target.folder or 'the target'}: its tokenizer gives token {highest}, and config.json knows"
-            f" {target.shape.vocab_size} tokens: the tokenizer is another model's"
+            f"{location}: its tokenizer gives token {highest}, and config.json knows {vocab_size} tokens: the"
+            " tokenizer is another model's"
         )
 
 

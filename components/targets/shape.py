@@ -209,9 +209,21 @@ def layer_types_of(config: Any) -> list[str]:
     """transformers' type of each layer of a text model; where its configuration names none, all are of one type."""
     if (types := getattr(config, "layer_types", None)) is not None:
         return list(types)
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    window, chunk = _heeded(config, "sliding_window"), _heeded(config, "attention_chunk_size")
     name = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
     return [name] * int(config.num_hidden_layers)
+
+
+def _heeded(config: Any, name: str) -> Any:
+    """A setting that cuts attention; None where config.json has it and the model's class in transformers does not.
+
+    The forward passes of Llama and Gemma attend to everything, whatever stands there. A class from outside says what it
+    has only when it is read, and is believed.
+    """
+    kind = type(config)
+    return (
+        getattr(config, name, None) if hasattr(kind, name) or not kind.__module__.startswith("transformers.") else None
+    )
 
 
 def kv_bytes_per_token(config: Any, itemsize: int) -> int:

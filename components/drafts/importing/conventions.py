@@ -14,7 +14,7 @@ only ours does): b - c > 4 sqrt(b + c), which chance passes once in 30,000 compa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -28,8 +28,9 @@ from components.drafts.methods.eagle1 import FeatureDraft
 from components.drafts.methods.mtp import Mtp
 from components.drafts.network.layers import BlockShape
 from components.outside_json import JsonObject
+from components.targets.generate import check_vocabulary
 from components.targets.interface import AbstractTarget
-from components.targets.load import open_tokenizer
+from components.targets.load import open_tokenizer, target_facts
 from components.targets.shape import TapLayers
 
 PROMPTS = (
@@ -112,13 +113,13 @@ class Agreement:
 
 
 def measure_agreement(
-    network: AbstractDraft, target: AbstractTarget, artifact: Target, called: Callable[[str], str] = str
+    network: AbstractDraft, target: AbstractTarget, prompts: Sequence[Tensor], called: Callable[[str], str] = str
 ) -> Agreement:
     """Compare a drafter with its target, as it is and by every other convention that its method knows.
 
-    artifact: the target's own, for its tokenizer. called: the checkpoint's name of a tensor.
+    prompts: of `prompts_of`. called: the checkpoint's name of a tensor.
     """
-    answers = [greedy_answer(target, ids) for ids in _prompts(target, artifact)]
+    answers = [greedy_answer(target, ids.to(target.device)) for ids in prompts]
     truth = torch.cat([answer.ids[answer.first + 1 :] for answer in answers])
     drafts = _first_tokens(network, answers)
     right = drafts == truth
@@ -160,9 +161,12 @@ def _tapped(target: AbstractTarget, answer: Answer, taps: TapLayers) -> Answer:
     return replace(answer, taps=out.taps[0])
 
 
-def _prompts(target: AbstractTarget, artifact: Target) -> list[Tensor]:
-    """The prompts as the target's tokenizer renders them, int64 [T] each, on its device."""
-    tokenizer, prompts = open_tokenizer(artifact), []
+def prompts_of(artifact: Target) -> list[Tensor]:
+    """The prompts as the target's tokenizer renders them, int64 [T] each.
+
+    Raises UserError where it gives a token that the target has no embedding of.
+    """
+    tokenizer, size, prompts = open_tokenizer(artifact), int(target_facts(artifact)["shape"]["vocab_size"]), []
     chats = bool(getattr(tokenizer, "chat_template", None))
     for number, question in enumerate(PROMPTS):
         messages = [{"role": "user", "content": question}]
@@ -170,10 +174,10 @@ def _prompts(target: AbstractTarget, artifact: Target) -> list[Tensor]:
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if chats else question
         )
         ids = tokenizer(text, add_special_tokens=not chats)["input_ids"]
+        check_vocabulary(max(ids, default=0), size, str(artifact.info["model"]))
         if len(set(ids)) < FEWEST_TOKENS:
-            generator = torch.Generator().manual_seed(number)
-            ids = torch.randint(target.shape.vocab_size, (12,), generator=generator).tolist()
-        prompts.append(torch.tensor(ids, device=target.device))
+            ids = torch.randint(size, (12,), generator=torch.Generator().manual_seed(number)).tolist()
+        prompts.append(torch.tensor(ids))
     return prompts
 
 

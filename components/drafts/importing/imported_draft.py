@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from components.contract import Context, Draft, Target, UserError
 from components.drafts.importing.checkpoint import FoundCheckpoint, find_checkpoint, require_room
-from components.drafts.importing.conventions import measure_agreement
+from components.drafts.importing.conventions import measure_agreement, prompts_of
 from components.drafts.importing.dflash import DFlashReader
 from components.drafts.importing.eagle import Eagle1Reader, Eagle3Reader, PEagleReader, SpeculatorsReader
 from components.drafts.importing.heads import MedusaReader
@@ -45,6 +45,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
     found = find_checkpoint(find_folder(model), model)
     reader = reader_of(found, layout)
     require_room(found.num_elements(reader.stored(found)), ctx.out, model)
+    prompts = prompts_of(target)
     opened = open_target(target, device=ctx.device, kernel="plain")
     imported = read_drafter(found, reader, opened)
     if imported.method != method:
@@ -62,7 +63,7 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
             return Draft.of_step(ctx, {**facts, **origin})
     network = fit_network(imported, opened, found.label)
     weights = network.state_dict()
-    measured = measure_agreement(network, network.target, target, imported.called)
+    measured = measure_agreement(network, network.target, prompts, imported.called)
     origin |= {"import_agreement": measured.facts, "import_warning": measured.text if measured.warns else ""}
     facts = {
         "method": imported.method,

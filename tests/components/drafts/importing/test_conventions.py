@@ -17,7 +17,7 @@ from foreign_drafts import WHOLE, Pair, change, make_pair
 from tiny_drafts import train_on
 from torch import Tensor
 
-from components.drafts.importing.conventions import _prompts, greedy_answer, known_changes, measure_agreement
+from components.drafts.importing.conventions import greedy_answer, known_changes, measure_agreement, prompts_of
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.storage.files import build_draft
 from components.publish.formats.eagle3 import TAPS
@@ -35,7 +35,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def trained(pair: Pair, method: str, **settings: Any) -> AbstractDraft:
     """A drafter that has learnt the target's answers to the prompts by which imports are measured."""
-    answers = [greedy_answer(pair.opened, ids) for ids in _prompts(pair.opened, pair.artifact)]
+    answers = [greedy_answer(pair.opened, ids) for ids in prompts_of(pair.artifact)]
     length = min(len(answer.ids) for answer in answers)
     ids, taps, last = (
         torch.stack([getattr(answer, name)[:length] for answer in answers]) for name in ("ids", "taps", "last")
@@ -219,6 +219,6 @@ def test_trying_conventions_leaves_the_drafter_as_it_was(
     guesses = pair.guesses(network)[0]
     changes = list(known_changes(network))
     assert len({one.name for one in changes}) == len(changes) >= least
-    measure_agreement(network, pair.opened, pair.artifact)
+    measure_agreement(network, pair.opened, prompts_of(pair.artifact))
     assert all(torch.equal(weight, network.state_dict()[name]) for name, weight in before.items())
     assert torch.equal(pair.guesses(network)[0], guesses)

@@ -11,11 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from foreign_drafts import Pair, change, make_pair
+from foreign_drafts import VOCAB, Pair, change, context, make_pair
 from safetensors.torch import load_file, save_file
+from tiny_targets import save_with_words, tiny_llama
 
 from components.contract import UserError
+from components.drafts import import_draft
+from components.drafts.importing import conventions
 from components.drafts.importing.checkpoint import OWN_CONFIG_CLASSES, find_checkpoint
+from components.targets import load_target
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +114,21 @@ def test_weights_that_the_memory_cannot_hold_are_not_read(pair: Pair, tmp_path: 
     found = find_checkpoint(folder, "here")
     with pytest.raises(UserError, match=r"here: takes [\d.]+ GB as float32, and [\d.]+ GB of memory are free"):
         found.read(found.files)
+
+
+def test_a_target_whose_tokenizer_has_more_tokens_than_its_embedding_is_refused_before_any_weight(
+    pair: Pair, tmp_path: Path
+) -> None:
+    folder = pair.write("eagle3", pair.network("eagle3", {}), {}, tmp_path / "out")
+    not_a_number(folder)  # what would be found as soon as weights are read
+    words = [*(f"w{i}" for i in range(3, VOCAB + 1)), *conventions.PROMPTS[0].split()]
+    save_with_words(tiny_llama(VOCAB, lambda name: 4.0, num_layers=8), tmp_path / "target", words)
+    target = load_target(model=str(tmp_path / "target"), ctx=context(tmp_path / "artifact"))
+    with pytest.raises(
+        UserError, match=r"target: its tokenizer gives token 1\d\d, and config\.json knows 96 tokens"
+    ) as error:
+        import_draft(target, model=str(folder), method="eagle3", layout="auto", ctx=context(tmp_path / "draft"))
+    assert "\n" not in str(error.value)
 
 
 def test_no_such_folder_and_no_such_hub_id_are_one_line(pair: Pair, tmp_path: Path) -> None:

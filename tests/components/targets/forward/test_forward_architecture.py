@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tiny_families import FAMILIES, family_config, make_family
 from tiny_targets import OURS
+from transformers import AutoModelForCausalLM
 
 from components.targets.forward import architecture
 from components.targets.forward.architecture import architecture_of
@@ -52,3 +54,17 @@ def test_settings_that_it_does_not_know_go_to_transformers(family: str, changes:
     for name, value in changes.items():
         setattr(config, name, value)
     assert architecture_of(config) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_a_window_that_the_familys_class_does_not_read_is_not_heeded(family: str, tmp_path: Path) -> None:
+    folder = make_family(family, tmp_path / family)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 4, "attention_chunk_size": 4}))
+    ids = torch.arange(1, 31)[None]
+    with torch.no_grad():
+        said = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids, use_cache=False).logits
+    for kernel in ("plain", "transformers"):
+        target = open_target(folder, kernel=kernel, dtype="float32")
+        assert target.kernel == kernel
+        torch.testing.assert_close(target.forward(ids, target.new_cache(1, 30)).logits, said, rtol=1e-4, atol=1e-4)
