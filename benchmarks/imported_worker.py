@@ -2,9 +2,9 @@
 
 Imports nothing of Draftsmith. For each case it writes OUT/CASE/ (config.json, model.safetensors) with random weights,
 and OUT/CASE.safetensors: `logits.{k}` [T - 1, N] of teacher-forced step k, or `hidden.0` [T - 1, H] where the head is
-the target's; `chains` int64 [T - 1, 3], the target ids that its own greedy drafting gives after every position;
-`rows.{k}` int64 [R], the columns that logits.{k} [R, N] belong to, where they are not all of them; `ids` int64 [T], the
-text, where OUT/CASE/ is a whole model with its own module, and so its own target.
+the target's; `chains` int64 [T - 1, D], the target ids that its own greedy drafting gives after every position;
+`rows.{k}` int64 [R], the columns that logits.{k} [R, N] belong to, where they are not all of them, and `rows.chains`;
+`ids` int64 [T], the text, where OUT/CASE/ (or its target/) is a whole model with its own module, and so its own target.
 
     python imported_worker.py PROJECT SOURCE SAMPLE OUT
 
@@ -124,8 +124,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
             },
         ),
     },
+    "ernie4_5_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "names": (
+            "model.mtp_",
+            "",
+            {
+                "model.mtp_enorm.": "model.mtp_emb_norm.0.",
+                "model.mtp_hnorm.": "model.mtp_hidden_norm.0.",
+                "model.mtp_eh_proj.": "model.mtp_linear_proj.0.",
+                **{
+                    f"model.mtp_{part}": f"model.mtp_block.0.{part}"
+                    for part in ("self_attn.", "mlp.", "input_", "post_")
+                },
+            },
+        ),
+    },
 }
-"""Families with a module -> their sizes; names: its prefix, its last norm, and what is called otherwise."""
+"""Families with a module -> their sizes; names: its prefix, last norm ("": the model's), what is called otherwise."""
 
 
 def draw(model: torch.nn.Module, embedding: Tensor, own: bool = False) -> None:
@@ -150,6 +170,12 @@ def vocabulary(sample: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
     t2d = torch.zeros(vocab_size, dtype=torch.bool)
     t2d[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": t2d}
+
+
+def greedy(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
+    """The likeliest target ids [...] of logits [..., N]; offsets: d2t, where the vocabulary is cut."""
+    best = logits.argmax(-1)
+    return best if offsets is None else best + offsets[best]
 
 
 def block(shape: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +266,7 @@ def shifted(ids: Tensor, step: int) -> Tensor:
 
 
 def specforge(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], out: Path) -> None:
-    """SpecForge's EAGLE-3: two teacher-forced steps; and its P-EAGLE."""
+    """SpecForge's EAGLE-3: its training steps, on the text and on its own draft tokens; and its P-EAGLE."""
     sys.path.insert(0, str(source))
     from specforge.modeling.draft.llama3_eagle import (  # type: ignore[import-not-found]
         LlamaForCausalLMEagle3,
@@ -268,12 +294,18 @@ def specforge(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], ou
             hidden = model.project_hidden_states(sample["taps"][None, :-1])
             seen = torch.ones(1, length, dtype=torch.bool)
             mask = prepare_decoder_attention_mask(seen, (1, length), hidden, 0)
-            cache: list[list[Tensor]] = [[], []]
-            found = {}
-            for step in range(2):
-                embedded = model.embed_input_ids(shifted(ids, step))
-                hidden = model.backbone(embedded, hidden, cache, mask, positions)
-                found[f"logits.{step}"] = model.compute_logits(hidden)[0].contiguous()
+            start, found = hidden, {}
+            for own_tokens in (False, True):  # the text's tokens, then those that each column has drafted
+                cache: list[list[Tensor]] = [[], []]
+                hidden, inputs, drafted = start, shifted(ids, 0), []
+                for step in range(DEPTH):
+                    hidden = model.backbone(model.embed_input_ids(inputs), hidden, cache, mask, positions)
+                    logits = model.compute_logits(hidden)
+                    drafted.append(greedy(logits[0], model.d2t))
+                    inputs = drafted[-1][None] if own_tokens else shifted(ids, step + 1)
+                    if not own_tokens:
+                        found[f"logits.{step}"] = logits[0].contiguous()
+            found["chains"] = torch.stack(drafted, 1)
         save_file(found, out / f"specforge-{name}.safetensors")
     specforge_parallel(source, shape, sample, out)
 
@@ -311,7 +343,7 @@ def specforge_parallel(source: Path, shape: dict[str, Any], sample: dict[str, Te
             loss_mask=torch.ones(1, length),
             hidden_states=sample["taps"][None, :-1],
         )
-    save_file(by_depth(caught[0][0], *drawn[-1]), out / "specforge-peagle.safetensors")
+    save_file(by_depth(caught[0][0], *drawn[-1], model.d2t), out / "specforge-peagle.safetensors")
 
 
 def remembered(module: Any, name: str) -> list[Any]:
@@ -327,13 +359,19 @@ def remembered(module: Any, name: str) -> list[Any]:
     return said
 
 
-def by_depth(logits: Tensor, columns: Tensor, depths: Tensor) -> dict[str, Tensor]:
-    """Rows of a P-EAGLE pass by depth; it takes columns of its choice, of which one may lie before the first."""
-    found = {}
+def by_depth(logits: Tensor, columns: Tensor, depths: Tensor, offsets: Tensor) -> dict[str, Tensor]:
+    """Rows of a P-EAGLE pass by depth; it takes columns of its choice, of which one may lie before the first.
+
+    Chains are those of the columns from which every depth was drafted.
+    """
+    found, tokens = {}, []
     for step in range(DEPTH):
         inside = (depths == step) & (columns >= 0)
         found |= {f"logits.{step}": logits[inside].contiguous(), f"rows.{step}": columns[inside].clone()}
-    return found
+        tokens.append(dict(zip(columns[inside].tolist(), greedy(logits[inside], offsets).tolist(), strict=True)))
+    rows = sorted(set.intersection(*(set(one) for one in tokens)))
+    chains = torch.tensor([[one[row] for one in tokens] for row in rows])
+    return found | {"chains": chains, "rows.chains": torch.tensor(rows)}
 
 
 def speculators(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], out: Path) -> None:
@@ -375,7 +413,7 @@ def speculators(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], 
         model.load_state_dict(vocabulary(sample, shape["vocab_size"]), strict=False)
         model.save_pretrained(out / f"speculators-{name}")
         caught: list[Tensor] = []
-        hook = model.lm_head.register_forward_hook(lambda *call, caught=caught: caught.append(call[2].detach().clone()))
+        hook = model.lm_head.register_forward_hook(lambda *call, caught=caught: caught.append(call[2].clone()))
         depth: dict[str, Any] = {"ttt_steps": DEPTH}
         if parallel:  # its forward pass computes the loss too
             depth = {
@@ -384,19 +422,84 @@ def speculators(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], 
                 "verifier_last_hidden_states": sample["last"][None, :-1],
             }
             depth["loss_config"] = resolve_loss_config("kl_div", "eager")
+        given = {
+            "hidden_states": sample["taps"][None, :-1],
+            "document_ids": torch.zeros(1, length, dtype=torch.long),
+            "position_ids": torch.arange(1, length + 1)[None],
+        }
         with torch.no_grad():
-            model(
-                hidden_states=sample["taps"][None, :-1],
-                input_ids=ids[None, 1:],
-                document_ids=torch.zeros(1, length, dtype=torch.long),
-                position_ids=torch.arange(1, length + 1)[None],
-                **depth,
-            )
+            model(input_ids=ids[None, 1:], **given, **depth)
+            found = {f"logits.{step}": logits[0].contiguous() for step, logits in enumerate(caught)}
+            if parallel:  # all depths in one pass
+                found = by_depth(caught[0][0], *drawn[-1], model.d2t)
+            else:  # once more, each step after the first reading what its column has drafted
+                caught.clear()
+                own_tokens = model.embed_tokens.register_forward_pre_hook(
+                    lambda module, read, caught=caught, offsets=model.d2t: (
+                        greedy(caught[-1], offsets) if caught else read[0]
+                    )
+                )
+                model(input_ids=ids[None, 1:], **given, **depth)
+                own_tokens.remove()
+                found["chains"] = torch.stack([greedy(logits[0], model.d2t) for logits in caught], 1)
         hook.remove()
-        found = {f"logits.{step}": logits[0].contiguous() for step, logits in enumerate(caught)}
-        if parallel:  # all depths in one pass
-            found = by_depth(caught[0][0], *drawn[-1])
         save_file(found, out / f"speculators-{name}.safetensors")
+    speculators_module(shape, ids, out / "speculators-mtp")
+
+
+def speculators_module(shape: dict[str, Any], ids: Tensor, folder: Path) -> None:
+    """A module of Qwen3-Next as speculators' converter takes it out of a model, with other weights, as after training.
+
+    Its training runs every step over all columns alone, at the same positions; engines keep a cache. So its forward
+    pass is asked for step 0, and chains come from its layer with a cache, one position further at each step.
+    """
+    from speculators.convert.mtp.converter import MTPConverter
+    from speculators.models.mtp import MTPDraftModel
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    settings = {**FAMILIES["qwen3_next"]}
+    settings.pop("names")
+    config = AutoConfig.for_model("qwen3_next", **TINY, **settings)
+    main = AutoModelForCausalLM.from_config(config).float().eval()
+    wide = torch.randn(config.vocab_size, config.hidden_size, generator=torch.Generator().manual_seed(7))
+    draw(main, wide)
+    target = folder / "target"
+    main.save_pretrained(target)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (target / name).write_bytes((Path(shape["folder"]) / name).read_bytes())
+    file = target / "model.safetensors"
+    stored = load_file(file)
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    module = {name.replace(last, "mtp.layers.0."): t.clone() for name, t in stored.items() if name.startswith(last)}
+    norms = ("mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding")
+    module |= {f"{name}.weight": torch.zeros(config.hidden_size) for name in norms}
+    module["mtp.fc.weight"] = torch.zeros(config.hidden_size, 2 * config.hidden_size)
+    save_file(stored | module, file, metadata={"format": "pt"})
+    MTPConverter().convert(target, folder, str(target), num_speculative_steps=DEPTH, validate=False)
+    model = MTPDraftModel.from_pretrained(str(folder)).float().eval()
+    draw(model.mtp_layers, wide)
+    model.save_pretrained(folder)
+    layer, chains = model.mtp_layers[0], []
+    with torch.no_grad():
+        hidden = main(ids[None], output_hidden_states=True).hidden_states[-1]
+        logits = model(input_ids=ids[None], hidden_states=hidden)[0][0][0]
+        for end in range(1, len(ids)):
+            cache, tokens, at, state = DynamicCache(), [], torch.arange(end)[None], hidden[:, :end]
+            read = ids[None, 1 : end + 1]
+            for _ in range(DEPTH):
+                state = layer(
+                    hidden_states=state,
+                    token_embeddings=model.embed_tokens(read),
+                    position_ids=at,
+                    position_embeddings=model.rotary_emb(state, at),
+                    past_key_values=cache,
+                    use_cache=True,
+                )[:, -1:]
+                tokens.append(greedy(model.lm_head(state)[0, -1]))
+                read, at = tokens[-1][None, None], at[:, -1:] + 1
+            chains.append(torch.stack(tokens))
+    found = {"ids": ids, "logits.0": logits.contiguous(), "rows.0": torch.arange(len(logits))}
+    save_file(found | {"chains": torch.stack(chains)}, f"{folder}.safetensors")
 
 
 def module_at(name: str, file: Path, package: str = "") -> Any:
@@ -451,9 +554,8 @@ def medusa(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], out: 
         (folder / "config.json").write_text(json.dumps(own), encoding="utf-8")
         with torch.no_grad():
             logits = model(sample["ids"][None, :-1], medusa_forward=True)  # [heads, 1, T - 1, V]
-        save_file(
-            {f"logits.{k}": logits[k, 0].contiguous() for k in range(DEPTH)}, out / f"medusa-{layers}.safetensors"
-        )
+        found = {f"logits.{k}": logits[k, 0].contiguous() for k in range(DEPTH)}
+        save_file(found | {"chains": greedy(logits[:, 0]).T.contiguous()}, out / f"medusa-{layers}.safetensors")
 
 
 def angelslim(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], out: Path) -> None:
@@ -525,7 +627,18 @@ def transformers(source: Path, shape: dict[str, Any], sample: dict[str, Tensor],
                 embedded[:, 0] = 0.0
             hidden = before_norm(model, step, hidden, places + step, None, inputs_embeds=embedded)
             found[f"logits.{step}"] = model.shared_head(model.layers[step].post_norm(hidden))[0].contiguous()
-    save_file(found, out / "mtp-llama.safetensors")
+        chains = []
+        for end in range(1, len(ids)):
+            read, hidden = ids[: end + 1], sample["normed"][None, :end]
+            for step in range(DEPTH):
+                embedded = model.embed_tokens(read[None, 1 + step :])
+                if step == 0:
+                    embedded[:, 0] = 0.0
+                hidden = before_norm(model, step, hidden, places[:, :end] + step, None, inputs_embeds=embedded)
+                token = greedy(model.shared_head(model.layers[step].post_norm(hidden[:, -1:]))[0])
+                read = torch.cat((read, token))
+            chains.append(read[-DEPTH:])
+    save_file(found | {"chains": torch.stack(chains)}, out / "mtp-llama.safetensors")
     for family, settings in FAMILIES.items():
         own_module(family, {**settings}, ids, Path(shape["folder"]), out / f"own-mtp-{family}")
 
@@ -557,9 +670,9 @@ def own_module(family: str, settings: dict[str, Any], ids: Tensor, tokenizer: Pa
         (folder / name).write_bytes((tokenizer / name).read_bytes())
     main = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     main._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{config.num_hidden_layers}.*", r"^mtp.*"]
-    model = MtpModel.from_pretrained(main).float().eval()
-    recycles_normed = "mtp." in names[0]
-    norm, chains = model.layers[0].post_norm, []
+    model = (MtpModel.from_pretrained(main) if names[1] else module).float().eval()  # Ernie's it does not read
+    recycles_normed = names[0] in ("mtp.layers.0.", "model.mtp_")
+    norm, chains = model.layers[0].post_norm if names[1] else main.model.norm, []
     with torch.no_grad():
         hidden = main(ids[None], output_hidden_states=True).hidden_states[-1]
         places, embedded = torch.arange(len(ids) - 1)[None], model.embed_tokens(ids[None, 1:])
@@ -586,6 +699,8 @@ def stored_modules(model: Any, prefix: str, num_layers: int, last_norm: str) -> 
         for name, tensor in module.state_dict().items():
             inside = name.removeprefix("mtp_block.")
             if inside.startswith("post_norm."):
+                if not last_norm:
+                    continue
                 inside = last_norm + inside.removeprefix("post_norm.")
             whole = prefix.format(n=num_layers + layer) + inside
             at, _, part = whole.rpartition(".")
@@ -622,7 +737,8 @@ def mimo(source: Path, shape: dict[str, Any], sample: dict[str, Tensor], out: Pa
     with torch.no_grad():
         said = module(embedded, sample["normed"][None, :-1], mask, places, position_embeddings=rotary)
     hidden = said if isinstance(said, Tensor) else said.last_hidden_state
-    save_file({"logits.0": (hidden[0] @ sample["head"].T).contiguous()}, out / "mtp-mimo.safetensors")
+    logits = hidden[0] @ sample["head"].T
+    save_file({"logits.0": logits, "chains": greedy(logits)[:, None]}, out / "mtp-mimo.safetensors")
 
 
 def main() -> None:

@@ -311,7 +311,7 @@ def imported_parity() -> tuple[str, str]:
     for name, case in found["cases"].items():
         kind = "hidden" if "hidden_0" in case else "logits"
         apart = max(value for key, value in case.items() if key.startswith(f"{kind}_"))
-        chains = f"{case['chains_equal']:.0%}" if "chains_equal" in case else "-"
+        chains = f"{case['chains_equal']:.0%} of {case['draft_tokens']}"
         rows.append((f"`{name}`", kind, f"{apart:.1e}", f"{case[f'largest_{kind}']:.1f}", chains))
     projects = {
         "eagle": "EAGLE",
@@ -325,8 +325,10 @@ def imported_parity() -> tuple[str, str]:
     sources = ", ".join(f"{title} {found[name]}" for name, title in projects.items() if name in found)
     return (
         "Checkpoints that other projects' own classes wrote with random weights, read by `drafts.import_draft`: the "
-        "largest difference from what those classes say, and how many of their greedy draft tokens are ours. "
-        "`own-mtp-*` are whole models with a module, read by transformers from the same file. "
+        "largest difference from what those classes say, and how many of the draft tokens that they propose greedily "
+        "after every position of a text, up to three deep, are ours: equal draft tokens are accepted alike. "
+        "`own-mtp-*` are whole models with a module, run by transformers' class (Ernie's under vLLM's names); "
+        "`speculators-mtp` is what speculators' converter takes out of one. "
         f"{sources}.",
         markdown(("checkpoint", "of", "largest difference", "largest value", "draft tokens equal"), rows),
     )

@@ -18,7 +18,18 @@ from components.targets.source import load_target_fingerprint, local_folder
 from components.weight_format import Weights
 
 DraftLayout = Literal[
-    "auto", "dflash", "speculators", "p-eagle", "eagle3", "medusa", "eagle1", "own-mtp", "mimo", "mtp", "causal-lm"
+    "auto",
+    "dflash",
+    "speculators",
+    "speculators-mtp",
+    "p-eagle",
+    "eagle3",
+    "medusa",
+    "eagle1",
+    "own-mtp",
+    "mimo",
+    "mtp",
+    "causal-lm",
 ]
 
 

@@ -24,8 +24,10 @@ from torch import Tensor
 
 from components.contract import Target
 from components.drafts.interface import AbstractDraft
+from components.drafts.methods.dflash import BlockDraft
 from components.drafts.methods.eagle1 import FeatureDraft
 from components.drafts.methods.mtp import Mtp
+from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.network.layers import BlockShape
 from components.outside_json import JsonObject
 from components.targets.generate import check_vocabulary
@@ -45,6 +47,8 @@ FEWEST_TOKENS = 4
 MOST_SQUARE = 8
 """Most square weights of which each is tried transposed."""
 MEDUSA_HEAD = "medusa_head."
+DEEPER = 3
+"""Draft tokens of a change that the first one does not show."""
 CLEAR = 4.0
 """Standard errors by which a share must exceed another to be called better."""
 
@@ -63,24 +67,31 @@ class Answer:
 class Change:
     """Another convention. tensors: those of the state dict that it reads differently. attributes: of the network.
 
-    taps: the layers that it reads; (): those of the network.
+    taps: the layers that it reads; (): those of the network. depth: draft tokens that are needed to see it.
     """
 
     name: str
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     taps: TapLayers = ()
+    depth: int = 1
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often the first draft token is the target's. better: the convention that fits clearly better, "" for none."""
+    """How often the first draft token is the target's. better: the convention that fits clearly better, "" for none.
+
+    depth: how many draft tokens that comparison is about. better_agreement: by that convention, how many of them are
+    the target's in a row, on average; before: as the drafter is.
+    """
 
     num_positions: int
     agreement: float
     chance: float
     better: str = ""
     better_agreement: float = 0.0
+    depth: int = 1
+    before: float = 0.0
 
     @property
     def facts(self) -> JsonObject:
@@ -100,6 +111,9 @@ class Agreement:
             f"its first draft token is the target's at {self.agreement:.0%} of {self.num_positions} positions of"
             f" greedy answers, chance is {self.chance:.1%}"
         )
+        if self.better and self.depth > 1:
+            counts = f"{self.better_agreement:.2f} of {self.depth} draft tokens are accepted, not {self.before:.2f}"
+            return f"{share}: wrong conventions? {self.better} {counts}"
         if self.better:
             return f"{share}: wrong conventions? {self.better} it is {self.better_agreement:.0%}"
         if self.above_chance:
@@ -121,18 +135,23 @@ def measure_agreement(
     """
     answers = [greedy_answer(target, ids.to(target.device)) for ids in prompts]
     truth = torch.cat([answer.ids[answer.first + 1 :] for answer in answers])
-    drafts = _first_tokens(network, answers)
-    right = drafts == truth
-    size = target.shape.vocab_size
+    drafts = torch.cat(_drafted(network, answers, 1)).flatten()
+    size, deepest = target.shape.vocab_size, min(DEEPER, network.max_depth)
     frequencies = (torch.bincount(tokens, minlength=size) / len(truth) for tokens in (drafts, truth))
-    measured = Agreement(len(truth), _share(right), float(torch.stack([*frequencies]).prod(0).sum()))
+    ours, chance = _accepted(network, answers, deepest), float(torch.stack([*frequencies]).prod(0).sum())
+    measured = Agreement(len(truth), _mean(ours.clamp(max=1)), chance)
     for change in known_changes(network, called):
         others = [_tapped(target, answer, change.taps) for answer in answers] if change.taps else answers
         with _changed(network, change):
-            other = _first_tokens(network, others) == truth
-        gained, lost = int((other & ~right).sum()), int((right & ~other).sum())
-        if gained - lost > CLEAR * (gained + lost) ** 0.5 and _share(other) > measured.better_agreement:
-            measured = replace(measured, better=change.name, better_agreement=_share(other))
+            theirs = _accepted(network, others, min(change.depth, deepest))
+        for depth in {1, min(change.depth, deepest)}:
+            counts, before = theirs.clamp(max=depth), ours.clamp(max=depth)
+            gained, lost = int((counts > before).sum()), int((counts < before).sum())
+            is_best = not measured.better or (-depth, _mean(counts)) > (-measured.depth, measured.better_agreement)
+            if is_best and gained - lost > CLEAR * (gained + lost) ** 0.5:
+                measured = replace(
+                    measured, better=change.name, better_agreement=_mean(counts), depth=depth, before=_mean(before)
+                )
     return measured
 
 
@@ -181,17 +200,24 @@ def prompts_of(artifact: Target) -> list[Tensor]:
     return prompts
 
 
-def _first_tokens(network: AbstractDraft, answers: list[Answer]) -> Tensor:
-    """The first draft token at every position of the answers from their second token on, int64 [N]."""
-    tokens = []
-    for answer in answers:
-        drafted = network.propose_at_every_position(answer.ids, answer.taps, answer.last, 1).tokens
-        tokens.append(drafted[answer.first - 1 : -1, 0])
-    return torch.cat(tokens)
+def _drafted(network: AbstractDraft, answers: list[Answer], depth: int) -> list[Tensor]:
+    """The draft tokens at every position of the answers from their second token on, int64 [N, depth] each."""
+    drafted = (network.propose_at_every_position(one.ids, one.taps, one.last, depth).tokens for one in answers)
+    return [tokens[one.first - 1 : -1] for one, tokens in zip(answers, drafted, strict=True)]
 
 
-def _share(right: Tensor) -> float:
-    return float(right.float().mean())
+def _accepted(network: AbstractDraft, answers: list[Answer], depth: int) -> Tensor:
+    """How many of `depth` draft tokens are the target's, in a row, at every such position: int64 [N]."""
+    counts = []
+    for one, drafted in zip(answers, _drafted(network, answers, depth), strict=True):
+        ids = torch.cat((one.ids[one.first + 1 :], one.ids.new_full((depth,), -1)))
+        truth = ids.unfold(0, depth, 1)[: len(drafted)]
+        counts.append((drafted == truth).long().cumprod(1).sum(1))
+    return torch.cat(counts)
+
+
+def _mean(counts: Tensor) -> float:
+    return float(counts.float().mean())
 
 
 @contextmanager
@@ -231,7 +257,12 @@ def known_changes(network: AbstractDraft, called: Callable[[str], str] = str) ->
     yield from _positions(network, weights)
     if isinstance(on := getattr(network, "norm_before_residual", None), bool):
         yield Change(f"with norm_before_residual {'off' if on else 'on'}", attributes={"norm_before_residual": not on})
-    if isinstance(network, Mtp):
+    if isinstance(on := getattr(network, "norm_output", None), bool):
+        yield Change(f"with norm_output {'off' if on else 'on'}", attributes={"norm_output": not on}, depth=DEEPER)
+    if isinstance(network, BlockDraft):
+        width, on = network.settings.block_size, network.settings.sample_from_anchor
+        yield Change(f"with sample_from_anchor {'off' if on else 'on'}", attributes={"num_steps": width - on})
+    if isinstance(network, (Mtp, MtpNative)):
         other = "pre_norm" if network.settings.first_hidden == "post_norm" else "post_norm"
         settings = network.settings.model_copy(update={"first_hidden": other})
         yield Change(f"with mtp_first_hidden {other}", attributes={"settings": settings})
@@ -336,7 +367,7 @@ def _positions(network: AbstractDraft, weights: Mapping[str, Tensor]) -> Iterato
                 pairs = weight.view(-1, shape.head_dim // 2, 2, weight.shape[1])
                 turned[name] = pairs.transpose(1, 2).reshape(weight.shape)
         if turned:
-            yield Change("with rotary pairs side by side", turned)
+            yield Change("with rotary pairs side by side", turned, depth=DEEPER)
     for theta in sorted({10000.0, network.target.shape.rope_theta} - {shape.rope_theta}):
         if theta > 0:
             yield Change(f"with rope_theta {theta:g}", attributes={"shape": replace(shape, rope_theta=theta)})

@@ -100,9 +100,7 @@ class SpeculatorsReader(AbstractReader):
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         kind, section = found.config.get("speculators_model_type"), found.config.get(SECTION)
         if kind not in ("eagle3", "peagle"):
-            faults.add(
-                f"speculators_model_type is {kind!r:.40}; layout dflash reads dflash and dspark, this eagle3, peagle"
-            )
+            faults.add(f"speculators_model_type is {kind!r:.40}; eagle3, peagle, dflash, dspark and mtp are read here")
             faults.raise_any()
         if not isinstance(section, dict):
             faults.add(f"config.json has no {SECTION}, which holds the sizes")
@@ -115,7 +113,7 @@ class SpeculatorsReader(AbstractReader):
         else:
             _read_mask(found, imported, faults)
         _read_shared(found, block, target, imported, faults)
-        if depth := _proposed_depth(found.config):
+        if depth := proposed_depth(found.config):
             imported.settings["ttt_steps" if kind == "eagle3" else "parallel_depth"] = depth
         return imported
 
@@ -289,7 +287,7 @@ def _read_mask(found: FoundCheckpoint, imported: Imported, faults: Faults) -> No
         imported.tensors["mask_token"] = embedding[token].clone()
 
 
-def _proposed_depth(config: JsonObject) -> int:
+def proposed_depth(config: JsonObject) -> int:
     """The number of tokens that speculators' config proposes; 0 where it says none that a drafter here can have."""
     section = config.get("speculators_config")
     methods = section.get("proposal_methods") if isinstance(section, dict) else None

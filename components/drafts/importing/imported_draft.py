@@ -19,7 +19,7 @@ from components.drafts.importing.dflash import DFlashReader
 from components.drafts.importing.eagle import Eagle1Reader, Eagle3Reader, PEagleReader, SpeculatorsReader
 from components.drafts.importing.heads import MedusaReader
 from components.drafts.importing.language_model import LanguageModelReader
-from components.drafts.importing.mtp import MimoReader, MtpReader, OwnMtpReader
+from components.drafts.importing.mtp import MimoReader, MtpReader, OwnMtpReader, SpeculatorsMtpReader
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, check_fit
 from components.drafts.interface import AbstractDraft
 from components.drafts.methods.draft_model import resolve_model
@@ -33,7 +33,15 @@ from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
 
 READERS: tuple[AbstractReader, ...] = (
-    *(DFlashReader(), SpeculatorsReader(), PEagleReader(), Eagle3Reader(), MedusaReader(), Eagle1Reader()),
+    *(
+        DFlashReader(),
+        SpeculatorsMtpReader(),
+        SpeculatorsReader(),
+        PEagleReader(),
+        Eagle3Reader(),
+        MedusaReader(),
+        Eagle1Reader(),
+    ),
     *(OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
 )
 """Every reader; a checkpoint is tried against them in this order."""

@@ -4,8 +4,11 @@ mtp      `model.layers.{n + j}.*`, DeepSeek-V3's names around Llama blocks: what
 mimo     `model.mtp_layers.0.*`, one module in the shape of MiMo-7B (hidden state first, so the halves of the
          projection change places; biases that are zero)
 own-mtp  the checkpoint of a whole model: DeepSeek-V3, GLM, Kimi (`model.layers.{n}.eh_proj`), Qwen3-Next (`mtp.fc`),
-         MiMo (`model.mtp_layers.0.input_proj`). Its block is the target's own, so the target must have a module of
-         the same layout itself; a fine-tuned one (a stitched release) is read in its place
+         MiMo (`model.mtp_layers.0.input_proj`), ERNIE 4.5 (`model.mtp_linear_proj.0`). Its block is the target's own,
+         so the target must have a module of the same layout itself; a fine-tuned one (a stitched release) is read in
+         its place
+speculators-mtp  `mtp_layers.0.*`, such a module of Qwen3-Next or Qwen3.5 as the speculators library takes it out of a
+         model and trains it; the target must have its own as well
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
+from components.contract import UserError
 from components.drafts.importing.block import check_block, read_block
 from components.drafts.importing.checkpoint import FoundCheckpoint
+from components.drafts.importing.eagle import SECTION, proposed_depth
 from components.drafts.importing.reader import AbstractReader, Faults, Imported, pop_zero_biases
-from components.drafts.methods.mtp_native_weights import LAYOUTS, find_native_mtp
+from components.drafts.methods.mtp_native_weights import LAYOUTS, find_native_mtp, stack_experts
 from components.drafts.storage.files import build_draft
+from components.targets.config import read_config
 from components.targets.interface import AbstractTarget
+from components.text import message_of
 
 TIED = (
     *("hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
@@ -37,6 +45,19 @@ MIMO_NAMES = {
     "final_layernorm.weight": "shared_head.norm.weight",
 }
 SHARED = ("model.embed_tokens.weight", "lm_head.weight")
+SPECULATORS = "mtp_layers.0."
+SPECULATORS_NAMES = {
+    "token_norm": "token_layernorm",
+    "hidden_norm": "hidden_layernorm",
+    "projection": "input_proj",
+    "last_norm": "final_layernorm",
+}
+BLOCK_FIELDS = (
+    *("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+    *("rope_parameters", "hidden_act", "num_experts_per_tok", "norm_topk_prob"),
+)
+"""Fields of a configuration that say what the module's tensors do not."""
+EMBEDDING = "embed_tokens.weight"
 REPEATED = (".embed_tokens.weight", ".shared_head.head.weight")
 
 
@@ -115,18 +136,78 @@ class OwnMtpReader(AbstractReader):
         return module_files(found)
 
     def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        own_folder: Path | None = getattr(target, "folder", None)
-        num_layers = target.shape.num_layers
-        weights = find_native_mtp(found.folder, num_layers, found.label)
-        own = None if own_folder is None else find_native_mtp(own_folder, num_layers, "the target")
-        if own is None or own.layout.name != weights.layout.name:
-            there = "none" if own is None else f"one of layout {own.layout.name}"
-            faults.add(f"its module is of layout {weights.layout.name}, and the target's own checkpoint has {there}")
-            faults.raise_any()
+        weights = find_native_mtp(found.folder, target.shape.num_layers, found.label)
+        _require_own(weights.layout.name, target, faults)
         settings = {"start": "own"}
         network: Any = build_draft("mtp", target, settings, torch.arange(target.shape.vocab_size))
         inside = weights.read(network.module.state_dict(), found.label)
         return Imported("mtp", settings, {f"module.{name}": tensor for name, tensor in inside.items()})
+
+
+@final
+class SpeculatorsMtpReader(AbstractReader):
+    """A native module that the speculators library took out of a model (Qwen3-Next, Qwen3.5) and trained."""
+
+    layout = "speculators-mtp"
+
+    def recognises(self, found: FoundCheckpoint) -> bool:
+        return found.config.get("speculators_model_type") == "mtp"
+
+    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        _require_own("qwen", target, faults)
+        if found.config.get("num_nextn_predict_layers", 1) != 1:
+            faults.add(f"num_nextn_predict_layers is {found.config['num_nextn_predict_layers']!r:.40}, must be 1")
+        imported = Imported("mtp", {"start": "own"}, {})
+        if depth := proposed_depth(found.config):
+            imported.settings["recursive_steps"] = depth
+        _compare_configs(found, target, faults)
+        faults.raise_any()
+        for name in (name for name in (EMBEDDING, "lm_head.weight") if name in found.files):
+            check_copy(name, found, target, faults)
+        stored = stack_experts(found.read(name for name in found.files if name not in (EMBEDDING, "lm_head.weight")))
+        parts = {f"{SPECULATORS}{there}.": f"module.{own}." for own, there in SPECULATORS_NAMES.items()}
+        for name, tensor in stored.items():
+            before = next((part for part in parts if name.startswith(part)), SPECULATORS)
+            own = parts.get(before, "module.block.") + name.removeprefix(before)
+            imported.tensors[own if name.startswith(SPECULATORS) else name] = tensor
+        imported.names = {own: there for there, own in parts.items()} | {"module.block.": SPECULATORS}
+        imported.remarks.append(
+            "step 0 reads the target's state after its final norm, as engines feed it; speculators trains on the state"
+            " before it"
+        )
+        return imported
+
+
+def _require_own(layout: str, target: AbstractTarget, faults: Faults) -> None:
+    """A fault, raised, unless the target's own checkpoint has a module of this layout."""
+    folder: Path | None = getattr(target, "folder", None)
+    try:
+        own = "none" if folder is None else find_native_mtp(folder, target.shape.num_layers, "the target").layout.name
+    except UserError:
+        own = "none"
+    if own != layout:
+        there = own if own == "none" else f"one of layout {own}"
+        faults.add(f"its module is of layout {layout}, and the target's own checkpoint has {there}")
+        faults.raise_any()
+
+
+def _compare_configs(found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
+    """Compare the section of the block with the target's configuration, by which the module here is built."""
+    section = found.config.get(SECTION)
+    if not isinstance(section, dict) or not isinstance(section.get("model_type"), str):
+        faults.add(f"config.json has no {SECTION} with a model_type, which holds the sizes")
+        return
+    assert target.folder is not None
+    own = read_config(target.folder, location="the target", trust_remote_code=False).get_text_config(decoder=True)
+    try:
+        theirs: Any = AutoConfig.for_model(**section)
+    except Exception as error:  # foreign values break each configuration class in its own way
+        faults.add(f"{SECTION} cannot be used ({message_of(error)})")
+        return
+    for name in ("model_type", *BLOCK_FIELDS):
+        mine, other = getattr(own, name, None), getattr(theirs, name, None)
+        if mine != other:
+            faults.add(f"{SECTION}.{name} is {other!s:.60}, the target's is {mine!s:.60}")
 
 
 def is_whole_model(found: FoundCheckpoint) -> bool:
@@ -137,9 +218,10 @@ def is_whole_model(found: FoundCheckpoint) -> bool:
 def module_files(found: FoundCheckpoint) -> list[str]:
     """The tensors of a native module, by the prefix of a tensor that is some layout's projection."""
     endings = tuple(f"{layout.projection}.weight" for layout in LAYOUTS)
-    places = ("model.layers.", "model.mtp_layers.", "mtp.")
+    places = ("model.layers.", "model.mtp_layers.", "model.mtp_", "mtp.")
     joins = [name for name in found.files if name.endswith(endings) and name.startswith(places) and ".mlp." not in name]
-    prefixes = tuple(name.removesuffix(ending) for name in joins for ending in endings if name.endswith(f".{ending}"))
+    before = [name.removesuffix(ending) for name in joins for ending in endings if name.endswith(ending)]
+    prefixes = tuple(name for name in before if name.endswith((".", "_")))
     return [name for name in found.files if name.startswith(prefixes)] if prefixes else []
 
 

@@ -15,7 +15,7 @@ Shapes: B sequences, T columns, R rows to draft from, H hidden size, N draft voc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,14 +49,15 @@ from components.targets.interface import AbstractTarget
 class NativeMtpModule(nn.Module):
     """Join, block and last norm, built from the target's own classes."""
 
-    def __init__(self, config: Any, layout: NativeMtpLayout) -> None:
+    def __init__(self, config: Any, layout: NativeMtpLayout, has_experts: bool, target: AbstractTarget) -> None:
         super().__init__()
 
         with torch.device("meta"):  # only to read the model's classes
             body = AutoModelForCausalLM.from_config(config).get_decoder()
         config = body.config
         layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-        index = max(layer for layer, layer_type in enumerate(layer_types) if layer_type == "full_attention")
+        full = [layer for layer, layer_type in enumerate(layer_types) if layer_type == "full_attention"]
+        index = max(full, key=lambda layer: (hasattr(body.layers[layer].mlp, "experts") == has_experts, layer))
         make_norm, hidden = type(body.norm), config.hidden_size
         self.layout = layout
         self.token_norm = make_norm(hidden, eps=config.rms_norm_eps)
@@ -64,7 +65,11 @@ class NativeMtpModule(nn.Module):
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)
         self.block = type(body.layers[index])(config, index)
         self.block.self_attn.layer_idx = 0  # the only layer of its cache
-        self.last_norm = make_norm(hidden, eps=config.rms_norm_eps)
+        self.last_norm: Callable[[Tensor], Tensor]
+        if layout.last_norm:
+            self.last_norm = make_norm(hidden, eps=config.rms_norm_eps)
+        else:  # no module of this one: the target's norm is neither trained nor saved
+            self.last_norm = lambda out: target.final_norm(out.to(target.dtype)).float()
         self._rotary = (type(body.rotary_emb)(config),)  # in a tuple: nothing of it is trained or saved
 
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
@@ -118,7 +123,7 @@ class MtpNative(AbstractDraft):
         weights = find_native_mtp(folder, target.shape.num_layers, checkpoint_name)
         config = copy.deepcopy(read_config(folder, location=checkpoint_name, trust_remote_code=False))
         config._attn_implementation = "sdpa"
-        module = NativeMtpModule(config, weights.layout).float()
+        module = NativeMtpModule(config, weights.layout, weights.has_experts, target).float()
         module.load_state_dict(
             {name: t.float() for name, t in weights.read(module.state_dict(), checkpoint_name).items()}
         )

@@ -1,6 +1,6 @@
 """The native multi-token-prediction module of a checkpoint: its tensors, read and renamed in both directions.
 
-transformers drops these tensors when it loads the model, so they are read straight from safetensors. Three layouts:
+transformers drops these tensors when it loads the model, so they are read straight from safetensors. Four layouts:
   deepseek  model.layers.{n}.*    n = num_hidden_layers. enorm, hnorm, eh_proj (embedding first), the block's tensors
             beside them, shared_head.norm. Embedding of position 0 zeroed; the block's output itself is fed back.
             (DeepSeek-V3, arXiv:2412.19437, README_WEIGHTS; GLM-4.5 and Kimi-K2 alike)
@@ -8,6 +8,9 @@ transformers drops these tensors when it loads the model, so they are read strai
             The normed output is fed back. (Qwen3-Next)
   mimo      model.mtp_layers.0.*  token_layernorm, hidden_layernorm, input_proj (HIDDEN STATE first), the block's
             tensors, final_layernorm. Embedding of position 0 zeroed; the normed output is fed back. (MiMo-7B)
+  ernie     model.mtp_*.0.*       mtp_emb_norm, mtp_hidden_norm, mtp_linear_proj (embedding first), mtp_block, without
+            experts. The last norm is the model's own; the normed output is fed back. (ERNIE 4.5, as FastDeploy runs it;
+            vLLM 0.32 leaves that norm out and zeroes the embedding of position 0)
 Embedding and LM head are the target's: copies of them in a checkpoint are neither read nor changed. Experts are stored
 one by one and computed as one tensor; of several modules only the first is used, for every step.
 """
@@ -34,13 +37,13 @@ EXPERT = re.compile(r"(?P<at>.*experts\.)(?P<number>\d+)\.(?P<part>gate|up|down)
 class NativeMtpLayout:
     """The tensor names of one family of checkpoints, and how its module computes."""
 
-    name: Literal["deepseek", "qwen", "mimo"]
+    name: Literal["deepseek", "qwen", "mimo", "ernie"]
     prefix: str  # with {n} for the number of the target's layers
     token_norm: str
     hidden_norm: str
     projection: str
     block: str  # prefix of the block's own names
-    last_norm: str
+    last_norm: str  # "": the target's final norm
     embedding_first: bool
     zero_first: bool
     recycles_normed: bool
@@ -55,7 +58,7 @@ class NativeMtpLayout:
             self.last_norm: "last_norm",
         }
         return {
-            **{f"{prefix}{checkpoint_part}.": f"{module_part}." for checkpoint_part, module_part in parts.items()},
+            **{f"{prefix}{there}.": f"{module_part}." for there, module_part in parts.items() if there},
             **{
                 f"{prefix}{self.block}{part}": f"block.{part}"
                 for part in ("input_", "post_attention_", "self_attn.", "mlp.")
@@ -91,6 +94,18 @@ LAYOUTS = (
         zero_first=True,
         recycles_normed=True,
     ),
+    NativeMtpLayout(
+        "ernie",
+        "model.mtp_",
+        "emb_norm.0",
+        "hidden_norm.0",
+        "linear_proj.0",
+        "block.0.",
+        "",
+        embedding_first=True,
+        zero_first=False,
+        recycles_normed=True,
+    ),
 )
 
 
@@ -101,6 +116,11 @@ class NativeMtpWeights:
     layout: NativeMtpLayout
     num_layers: int
     files: Mapping[str, Path]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the module's block is a mixture of experts."""
+        return any(".experts." in name for name in self.files)
 
     def read(self, expected: Mapping[str, Tensor], checkpoint: str) -> dict[str, Tensor]:
         """Read the tensors as stored, under NativeMtpModule's names; `expected` has those names and shapes.

@@ -210,7 +210,7 @@ SPECULATORS: dict[str, tuple[Config | None, Tensors | None, str]] = {
     "another kind": (
         put(speculators_model_type="mlp"),
         None,
-        "speculators_model_type is 'mlp'; layout dflash reads",
+        "speculators_model_type is 'mlp'; eagle3, peagle, dflash, dspark and mtp are",
     ),
     "no section": (lambda config: config.pop("transformer_layer_config"), None, "has no transformer_layer_config"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_checkpoints import LAYOUTS, PARTS, make_own_checkpoint, own_tensors, stored_tensors
+from own_checkpoints import LAYERS, LAYOUTS, PARTS, make_own_checkpoint, own_tensors, stored_tensors
 from safetensors.torch import save_file
 from tiny_drafts import batch_of, new_context, write_features
 from torch import Tensor
@@ -81,11 +81,11 @@ def test_the_first_guess_is_that_of_the_layouts_formula(
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 
     embedded = target.embedding[batch.ids[0, 1:]].clone()
-    if layout != "qwen":
+    if layout not in ("qwen", "ernie"):
         embedded[0] = 0.0
     both = [norm(embedded, token_norm), norm(target.final_norm(batch.last[0, :-1]), hidden_norm)]
     joined = torch.cat(both[::-1] if layout == "mimo" else both, -1) @ stored[f"{prefix}{projection}.weight"].T
-    layer, inside = model.model.layers[7], prefix + block
+    layer, inside = model.model.layers[LAYERS.get(layout, 7)], prefix + block
     drafter = own_drafter(target)
     layer.load_state_dict(drafter.module.block.state_dict())
     for name, weight in layer.named_parameters():  # beside experts, what was read is what is stored
@@ -96,7 +96,8 @@ def test_the_first_guess_is_that_of_the_layouts_formula(
     layer.register_forward_pre_hook(lambda module, given: (joined[None], *given[1:]))
     with torch.no_grad():
         model(input_ids=batch.ids[:, :-1], use_cache=False)
-        expected = norm(caught[0][0], last_norm) @ model.lm_head.weight.T
+        normed = norm(caught[0][0], last_norm) if last_norm else model.model.norm(caught[0][0])
+        expected = normed @ model.lm_head.weight.T
         found = next(iter(drafter.teacher_forced(batch, torch.arange(11)[None])))
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
 
