@@ -8,8 +8,9 @@ In a batch all sequences take one length, as in decoding/batch.py, and each roun
 sequences one after the other (a draft model, MTP modules of the target's own) end each chain by itself there and are
 padded to the longest, which only `confirm_stop` tells.
 
-The rule that is written is fitted to all prompts. llama.cpp's `p_min` with its best depth is judged in the same way, as
-what an engine with a single threshold would make of the confidences.
+The rule that is written is fitted to all prompts; one that reads nothing is a fixed depth, and never chosen.
+llama.cpp's `p_min` with its best depth is judged in the same way, as what an engine with a single threshold would make
+of the confidences.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _confirmed(stop: StopChoice, runs: Sequence[StopRun], confidence: float, num
         p_min_meas_lo=least_low,
         p_min_meas_hi=least_high,
         divergences=sum(r.identical is False and not r.tie for r in (*stopped, *least)),
-        chosen=_is_sure(ratio.ratio, confidence),
+        chosen=stop.rule.num_read > 0 and _is_sure(ratio.ratio, confidence),
     )
 
 
@@ -175,7 +176,7 @@ def stop_choice(evidence: Evidence, batch_size: int) -> StopChoice:
         gain=gain.value,
         gain_lo=low,
         gain_hi=high,
-        chosen=_is_sure(gain, evidence.rule.confidence),
+        chosen=final.num_read > 0 and _is_sure(gain, evidence.rule.confidence),
         al=float(stopped.tokens.sum() / num_rounds),
         drafted=float((stopped.counts.sum(axis=(0, 1)) * np.arange(depth + 1)).sum() / num_rounds),
         share_of_oracle=stopped.rate(times) / oracle(answers, times, stopped.rate(times)).rate(times),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from simulated_rows import DRAFT, make_cells, make_maps
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.policy import StopChoice, read_policy
-from components.rows import AcceptanceMap, DepthEval, read_rows
+from components.rows import AcceptanceMap, CostCell, DepthEval, read_rows
 from components.speedup import choose_depth, choose_stop
 from components.speedup.stop_fitting import answers_of, fit_rule, fixed_chains, replay_chains, rule_chains
 
@@ -22,11 +22,18 @@ CELLS = make_cells(
     10.0, [11.2, 12.4, 13.6, 14.8, 16.0], [1.5, 2.3, 3.1, 3.9, 4.7], t_host=[0.1, 0.2, 0.2, 0.2, 0.2, 0.2], noise=0.01
 )
 READING = 0.02  # ms of one confidence
-CELLS += [
-    dataclasses.replace(cell, phase="draft_read", median_ns=cell.median_ns + DEPTH * READING * 1e6)
-    for cell in CELLS
-    if (cell.phase, cell.depth_k) == ("draft", DEPTH)
-]
+
+
+def read_cells(reading: float) -> list[CostCell]:
+    return [
+        dataclasses.replace(cell, phase="draft_read", median_ns=cell.median_ns + DEPTH * reading * 1e6)
+        for cell in CELLS
+        if (cell.phase, cell.depth_k) == ("draft", DEPTH)
+    ]
+
+
+NUM_READ = len(read_cells(READING))
+CELLS += read_cells(READING)
 
 
 def maps_of(says_much: bool, num_prompts: int = 24, seed: int = 0) -> list[AcceptanceMap]:
@@ -41,8 +48,14 @@ def maps_of(says_much: bool, num_prompts: int = 24, seed: int = 0) -> list[Accep
     return maps
 
 
-def run(measurements: Rows, new_ctx: NewCtx, maps: list[AcceptanceMap], ctx: Context | None = None) -> StopChoice:
-    acceptance, cost = [measurements([*maps])], [measurements([*CELLS])]
+def run(
+    measurements: Rows,
+    new_ctx: NewCtx,
+    maps: list[AcceptanceMap],
+    ctx: Context | None = None,
+    cells: Sequence[CostCell] = CELLS,
+) -> StopChoice:
+    acceptance, cost = [measurements([*maps])], [measurements([*cells])]
     policy = choose_depth(acceptance, cost, ctx=new_ctx())
     (choice,) = read_policy(choose_stop(policy, acceptance, cost, ctx=ctx or new_ctx()).path).stops
     return choice
@@ -60,6 +73,18 @@ def test_a_rule_is_chosen_where_confidence_tells_and_not_where_it_does_not(measu
     assert told.calibration_error < 0.03
     # Confidences that tell nothing are calibrated to what is accepted whatever they are.
     assert run(measurements, new_ctx, maps_of(False, 120)).calibration_error < 0.03
+
+
+def test_a_rule_that_costs_more_than_it_gains_is_not_proposed(measurements: Rows, new_ctx: NewCtx) -> None:
+    """What reading takes is paid: the same confidences, ten or fifty times as slow to read."""
+    told = run(measurements, new_ctx, maps_of(True))
+    slower, slowest = (
+        run(measurements, new_ctx, maps_of(True), cells=[*CELLS[:-NUM_READ], *read_cells(times * READING)])
+        for times in (10, 50)
+    )
+    assert told.gain > slower.gain > slowest.gain == 1.0
+    assert slowest.rule.num_read == 0 and not slowest.chosen
+    assert slower.reading_share == pytest.approx(10 * told.reading_share, rel=0.2)  # type: ignore[operator]
 
 
 def test_the_gain_that_was_predicted_held_out_is_that_on_fresh_prompts(measurements: Rows, new_ctx: NewCtx) -> None:
