@@ -119,7 +119,7 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
     """A table with one line for each stop rule: against the best fixed depth, and a single threshold beside it."""
     header = [
         "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "measured gain",
-        "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "measured",
+        "reading", "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "measured",
         "chosen",
     ]  # fmt: skip
     rows = [
@@ -132,6 +132,7 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
             f"{s.speedup:.2f}x",
             _gain_cell(s.gain, s.gain_lo, s.gain_hi),
             _gain_cell(s.gain_meas, s.meas_lo, s.meas_hi),
+            "-" if s.reading_share is None else f"{s.reading_share:.1%}",
             f"{s.share_of_oracle:.2f}",
             f"{s.al:.2f}",
             f"{s.drafted:.2f}",
