@@ -119,8 +119,8 @@ def stop_cells(stops: Iterable[StopChoice]) -> Table:
     """A table with one line for each stop rule: against the best fixed depth, and a single threshold beside it."""
     header = [
         "drafter", "batch", "prompts", "fixed depth", "its speedup", "with the rule", "gain", "measured gain",
-        "reading", "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain", "measured",
-        "chosen",
+        "reading", "of the oracle", "tokens a round", "drafted", "calibration error", "p_min (depth)", "its gain",
+        "measured", "chosen",
     ]  # fmt: skip
     rows = [
         [
