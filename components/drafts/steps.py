@@ -20,8 +20,8 @@ from components.weight_format import Weights
 DraftLayout = Literal[
     "auto",
     "dflash",
-    "speculators",
     "speculators-mtp",
+    "speculators",
     "p-eagle",
     "eagle3",
     "medusa",

@@ -33,16 +33,8 @@ from components.targets.load import open_target
 from components.targets.source import TOKENIZERS, find_folder
 
 READERS: tuple[AbstractReader, ...] = (
-    *(
-        DFlashReader(),
-        SpeculatorsMtpReader(),
-        SpeculatorsReader(),
-        PEagleReader(),
-        Eagle3Reader(),
-        MedusaReader(),
-        Eagle1Reader(),
-    ),
-    *(OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
+    *(DFlashReader(), SpeculatorsMtpReader(), SpeculatorsReader(), PEagleReader(), Eagle3Reader(), MedusaReader()),
+    *(Eagle1Reader(), OwnMtpReader(), MimoReader(), MtpReader(), LanguageModelReader()),
 )
 """Every reader; a checkpoint is tried against them in this order."""
 
