@@ -401,7 +401,7 @@ VLLM = Profile(
             rope_of_target=True,
         ),
         "dflash": Served(("dflash", "z-lab"), needs=(MASK_FIRST, NO_WINDOW), tried="0.32.0"),
-        "dspark": Served(("dflash", "z-lab"), needs=(NO_WINDOW,)),  # not its CPU build: runner V1 has none, V2 needs Triton
+        "dspark": Served(("dflash", "z-lab"), needs=(NO_WINDOW,)),  # on GPUs: its CPU build has none
         OWN_MTP: Served(("stitched",), tried="0.32.0"),
         "draft-model": Served(("causal-lm",), tried="0.32.0"),
         GIVEN_MODEL: NEEDS_NO_FILE,
