@@ -33,13 +33,14 @@ class Sample(NamedTuple):
 
 @dataclass
 class FrozenParts:
-    """What EAGLE-3's training uses of a target: embedding, final norm and LM head, without the layers between."""
+    """What training uses of a target: embedding, final norm and LM head, without the layers between."""
 
     shape: Any
     embedding: Tensor
     norm: Tensor
     head: Tensor  # [V, H]
     dtype: torch.dtype = torch.float32
+    tap_layers: tuple[int, ...] = (1, 2, 3)  # only their number counts here
 
     @property
     def device(self) -> torch.device:

@@ -1,17 +1,19 @@
-"""How fast is our EAGLE-3 training step, and how much memory does it take, against speculators' on the same shapes?
+"""How fast is a training step of ours, and how much memory does it take, against speculators' on the same shapes?
 
-Both sides get one file: the same weights, the same text, the same number of steps; each does forward, backward,
+EAGLE-3, DFlash and DSpark. Both sides get one file: the same weights, the same text, the same number of steps; each does forward, backward,
 clipping and AdamW in float32 in a process of its own, and they take turns, so that whatever else the machine does meets
 both alike. The median turn is the number. Memory is the process's peak beyond what it held before the first step
-(weights and batch loaded): gradients, moments and activations. Theirs computes every column, ours those that decoding
-can reach; theirs keeps the LM head frozen, ours trains it, and stands beside with the head frozen.
+(weights and batch loaded): gradients, moments and activations. EAGLE-3: theirs computes every column, ours those that
+decoding can reach; theirs keeps the LM head frozen, ours trains it, and stands beside with the head frozen. Blocks:
+both train a block from each of `anchors` random positions of the answer, with the method's usual width and loss.
 
-    python -m benchmarks.training_speed [--device cuda] [--shapes builtin medium] [--turns 7]
+    python -m benchmarks.training_speed [--methods eagle3 dflash dspark] [--shapes builtin medium] [--turns 7]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -25,10 +27,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.block_sample import draw_weights, write_cases
 from benchmarks.eagle3_sample import FrozenParts, Sample, new_drafter, write_sample
 from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, WORKER, python
 from components.drafts.interface import Batch
+from components.drafts.storage.files import build_draft
+
+BLOCK_WORKER = Path(__file__).with_name("dflash_worker.py")
+METHODS = ("eagle3", "dflash", "dspark")
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,13 @@ class Shape:
     num_tokens: int
     prompt_tokens: int
     ttt_steps: int
+    anchors: int
 
 
 SHAPES = {
-    "builtin": Shape(192, 576, 6, 2, 32, 4096, 1024, 512, 128, 7),
-    "medium": Shape(512, 1536, 8, 4, 64, 16384, 4096, 512, 128, 7),
-    "8b": Shape(4096, 14336, 32, 8, 128, 128256, 32000, 2048, 512, 7),
+    "builtin": Shape(192, 576, 6, 2, 32, 4096, 1024, 512, 128, 7, 256),
+    "medium": Shape(512, 1536, 8, 4, 64, 16384, 4096, 512, 128, 7, 256),
+    "8b": Shape(4096, 14336, 32, 8, 128, 128256, 32000, 2048, 512, 7, 512),
 }
 """builtin: the built-in target's drafter; medium: a CPU takes seconds a step; 8b: an 8B model's, for a GPU."""
 
@@ -88,8 +96,8 @@ class Side:
         self._process.wait(timeout=60)
 
 
-def random_sample(shape: Shape) -> Sample:
-    """A drafter of a shape, and random states of a target whose residual stream grows from tap to tap."""
+def random_text(shape: Shape) -> tuple[Any, torch.Tensor, Batch]:
+    """The frozen parts of a target, draft ids, and random states whose residual stream grows from tap to tap."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
@@ -103,23 +111,36 @@ def random_sample(shape: Shape) -> Sample:
     taps = normal(1, length, 3 * hidden) * torch.tensor([1.0, 2.0, 3.0]).repeat_interleave(hidden)
     ids = torch.randint(0, shape.vocab_size, (1, length), generator=generator)
     mask = torch.arange(length)[None] >= shape.prompt_tokens
-    batch = Batch(ids, mask, taps, 4 * normal(1, length, hidden), torch.tensor([length]))
-    return Sample(new_drafter(target, draft_ids, taps[0], {"ttt_steps": shape.ttt_steps}), batch)
+    return target, draft_ids, Batch(ids, mask, taps, 4 * normal(1, length, hidden), torch.tensor([length]))
 
 
-def measure(shape: Shape, device: str, threads: int, turns: int, steps: int) -> dict[str, Any]:
+def write_random_sample(file: Path, method: str, shape: Shape) -> None:
+    """Write a drafter of a shape and what it is trained on."""
+    target, draft_ids, batch = random_text(shape)
+    if method == "eagle3":
+        draft = new_drafter(target, draft_ids, batch.taps[0], {"ttt_steps": shape.ttt_steps})
+        write_sample(file, Sample(draft, batch), batch.mask)
+        return
+    block = build_draft(method, target, {"max_anchors": shape.anchors}, draft_ids)
+    draw_weights(block)
+    text = {"ids": batch.ids[0], "mask": batch.mask[0], "taps": batch.taps[0], "last": batch.last[0]}
+    write_cases(file, target, {method: block}, text, target.head)
+
+
+def measure(method: str, shape: Shape, device: str, threads: int, turns: int, steps: int) -> dict[str, Any]:
     """Both sides in turn on one shape."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sample.safetensors"
-        sample = random_sample(shape)
-        write_sample(file, sample, sample.batch.mask)
-        del sample
+        write_random_sample(file, method, shape)
         own = [sys.executable, "-m", "benchmarks.training_worker"]
-        commands = {
-            "ours": [*own, "trained-head"],
-            "ours, LM head frozen": [*own, "frozen-head"],
-            "theirs": [str(python()), str(WORKER)],
-        }
+        if method == "eagle3":
+            commands = {
+                "ours": [*own, "trained-head"],
+                "ours, LM head frozen": [*own, "frozen-head"],
+                "theirs": [str(python()), str(WORKER)],
+            }
+        else:
+            commands = {"ours": [*own, "block"], "theirs": [str(python()), str(BLOCK_WORKER), "train"]}
         sides = {name: Side(command, file, device, threads) for name, command in commands.items()}
         answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
         for turn in range(turns + 1):  # the first turn warms up
@@ -148,7 +169,8 @@ def measure(shape: Shape, device: str, threads: int, turns: int, steps: int) -> 
 
 def main() -> None:
     """Measure every shape, print the table, write the record."""
-    parser = argparse.ArgumentParser(description="EAGLE-3 training step against speculators'")
+    parser = argparse.ArgumentParser(description="Training steps against speculators'")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["builtin", "medium"])
     parser.add_argument("--turns", type=int, default=7, help="times either side takes its turn")
@@ -156,13 +178,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     asked = parser.parse_args()
     rows = {}
-    for name in asked.shapes:
-        row = measure(SHAPES[name], asked.device, asked.threads, asked.turns, asked.steps)
+    for method, size in itertools.product(asked.methods, asked.shapes):
+        name = size if method == "eagle3" else f"{method} {size}"
+        row = measure(method, SHAPES[size], asked.device, asked.threads, asked.turns, asked.steps)
         rows[name] = row
         for side in (side for side in row if side != "shape"):
             found = row[side]
             print(
-                f"{name:8} {side:20} {found['tokens_per_second']:8.0f} tokens/s {found['step_seconds'] * 1e3:8.1f} ms "
+                f"{name:14} {side:20} {found['tokens_per_second']:8.0f} tokens/s {found['step_seconds'] * 1e3:8.1f} ms "
                 f"{found['peak_bytes'] / 2**20:6.0f} MiB {found['trained_parameters']:11,} parameters trained  "
                 f"{found['times_as_fast']:.2f}x as fast, {found['memory_ratio']:.2f}x the memory"
             )

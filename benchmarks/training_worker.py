@@ -1,8 +1,8 @@
-"""Our side of the training-speed comparison: EAGLE-3's training step on a sample file, one JSON request a line.
+"""Our side of the training-speed comparison: training steps on a sample file, one JSON request a line.
 
 {"steps": N}   N optimiser steps; seconds, and peak memory so far beyond that before the first step
 
-  python -m benchmarks.training_worker frozen-head|trained-head SAMPLE DEVICE THREADS
+  python -m benchmarks.training_worker frozen-head|trained-head|block SAMPLE DEVICE THREADS
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.block_sample import read_case
 from benchmarks.eagle3_sample import read_sample
 from components.drafts.training.loop import Optimizer
 
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    head, file, device, threads = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    kind, file, device, threads = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(threads)
-    draft, batch = read_sample(file, device, {})
+    draft, batch = read_case(file, device) if kind == "block" else read_sample(file, device, {})
     draft.train()
-    draft.lm_head.weight.requires_grad_(head == "trained-head")
+    if kind != "block":
+        draft.lm_head.weight.requires_grad_(kind == "trained-head")
     optimizer = Optimizer(draft, "adamw", weight_decay=0.01, muon_lr_scale=1.0)
     before = resident(device)
     for line in sys.stdin:

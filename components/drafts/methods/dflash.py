@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from components.contract import UserError
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import BatchedDraft, DepthDraft, admitted, merged
+from components.drafts.methods.block_attention import BlockSight, attend_blocks
 from components.drafts.methods.eagle3 import scale_fuse, tap_sizes
-from components.drafts.methods.training_time_test import attend
 from components.drafts.network.cached_block import InjectedBlock, KvCache, linear_kernel
 from components.drafts.network.layers import (
     BlockShape,
@@ -46,7 +46,6 @@ from components.drafts.network.layers import (
     OwnEmbedding,
     RmsNorm,
     Rope,
-    Sight,
     embedded,
     embedding_of,
     finish_block,
@@ -151,16 +150,21 @@ class BlockDraft(BatchedDraft[Decoder]):
         positions = causal.at(rows)[..., None] + 1 + torch.arange(width, device=rows.device)
         hidden = embedded(self.target, tokens.flatten(1), self.embed_tokens)  # [B, R W, H]
         rope, context_rope = Rope(self.shape, positions.flatten(1)), Rope(self.shape, causal.positions)
-        sight = Sight(causal, rows.repeat_interleave(width, 1), self.shape.window)
+        masked = causal.masked_columns(rows, self.shape.window)[:, 0, 0].expand(len(rows), -1, -1)
+        sight = BlockSight(masked, width, hidden.dtype)
         for layer in self.all_layers:
-            attention, inputs = layer.self_attn, layer.input_layernorm(hidden)
-            keys, values = attention.keys_values(context, context_rope)
-            block = [part.unflatten(2, (num_roots, width)) for part in attention.keys_values(inputs, rope)]
-            slots = [tuple(part[..., s, :].repeat_interleave(width, 2) for part in block) for s in range(width)]
-            queries = attention.queries(inputs, rope)
-            mixed = attend(self.shape, queries, keys, values, sight, slots)
-            hidden = finish_block(layer, hidden, mixed)
-        return self.norm(hidden.unflatten(1, (num_roots, width))[:, :, -self.num_steps :]).unbind(2)
+            attention, inputs, ask = layer.self_attn, layer.input_layernorm(hidden), rope
+            of_columns, own = attention.keys_values(context, context_rope), attention.keys_values(inputs, rope)
+            if layer is self.layers[-1] and self.num_steps < width:  # of the last layer only drafting slots are read
+                hidden, inputs = (
+                    part.unflatten(1, (num_roots, width))[:, :, -self.num_steps :].flatten(1, 2)
+                    for part in (hidden, inputs)
+                )
+                ask = Rope(self.shape, positions[..., -self.num_steps :].flatten(1))
+                sight = BlockSight(masked, self.num_steps, hidden.dtype)
+            queries = attention.queries(inputs, ask)
+            hidden = finish_block(layer, hidden, attend_blocks(queries, of_columns, own, sight))
+        return self.norm(hidden.unflatten(1, (num_roots, -1))[:, :, -self.num_steps :]).unbind(2)
 
     def block_logits(self, output: Tensor) -> Tensor:
         """The target's LM head over the draft vocabulary: [..., H] -> [..., N]."""

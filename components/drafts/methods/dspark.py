@@ -143,12 +143,13 @@ class DSpark(BlockDraft):
     def slots(self, batch: Batch, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """`slot` of draft tokens 0, 1, ... from columns rows [B, R], each given the true token before."""
         outputs = self.block_outputs(batch.taps, shift_left(batch.ids, 1), rows, batch.causal)
-        for k, output in enumerate(outputs):
-            yield self.slot(output, shift_left(batch.ids, k + 1).gather(1, rows))
+        before = torch.stack([shift_left(batch.ids, k + 1).gather(1, rows) for k in range(len(outputs))])
+        # One lookup: its gradient is a table as large as the vocabulary.
+        for output, embedded in zip(outputs, self.markov_head.markov_w1(before), strict=True):
+            yield self.slot(output, embedded)
 
-    def slot(self, output: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [..., N] and the confidence's logit [...] of a slot's output [..., H] and the token before [...]."""
-        embedded = self.markov_head.markov_w1(before)
+    def slot(self, output: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [..., N] and the confidence's logit [...] of a slot: its output [..., H], W1 of the token before."""
         logits = self.block_logits(output) + self.markov_head.markov_w2(embedded)
         return logits, self.confidence_head(torch.cat((output, embedded), -1))
 
@@ -163,7 +164,7 @@ class DSpark(BlockDraft):
         for rows in torch.arange(ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
             before, steps = ids[1:][rows], []
             for output in self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])[:depth]:
-                logits, confidence = self.slot(output[0], before)
+                logits, confidence = self.slot(output[0], self.markov_head.markov_w1(before))
                 before = self.draft_ids[logits.argmax(-1)]
                 steps.append((before, confidence.float().sigmoid()))
             parts.append(EveryPosition.of_steps(steps))

@@ -318,7 +318,27 @@ def jensen_shannon(logits: Tensor, probs: Tensor) -> Tensor:
 
 def acceptance(logits: Tensor, teacher: Teacher) -> Tensor:
     """alpha = sum_v min(p(v), q(v)) at every row: [..., N] -> float32 [...], from 0 to the teacher's mass."""
-    return torch.minimum(teacher.probs * teacher.mass[..., None], logits.float().softmax(-1)).sum(-1)
+    alpha: Tensor = _Acceptance.apply(logits, teacher.probs * teacher.mass[..., None])
+    return alpha
+
+
+class _Acceptance(torch.autograd.Function):
+    """Computes its gradient in the forward pass, as _SoftCrossEntropy: q_v (1[q_v < p_v] - sum_u q_u 1[q_u < p_u])."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
+        q = logits.float().softmax(-1)
+        slope = q * (q < probs)
+        total = slope.sum(-1, keepdim=True)
+        alpha = torch.minimum(probs, q).sum(-1)
+        ctx.save_for_backward(slope.addcmul_(q, total, value=-1.0).to(logits.dtype))
+        return alpha
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (slope,) = ctx.saved_tensors
+        return slope * gradients[0][..., None].to(slope.dtype), None
 
 
 def lk_hybrid(logits: Tensor, teacher: Teacher) -> Tensor:
