@@ -1,7 +1,7 @@
 """Block drafters (DFlash, DSpark), the frozen parts of their target and one batch, in a file for any trainer.
 
-Tensors: `CASE.*` under speculators' names; `embed`, `head` [V, H], `norm`; `ids`, `mask` [T], `taps`, `last` [T, ...] of
-one text; `tap_layers`; `CASE.draft_ids`. The metadata has the settings of every case and the sizes of the target.
+Tensors: `CASE.*` under speculators' names; `embed`, `head` [V, H], `norm`; `ids`, `mask` [T], `taps`, `last` [T, ...]
+of one text; `tap_layers`; `CASE.draft_ids`. The metadata has the settings of every case and the sizes of the target.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.eagle3_sample import FrozenParts
 from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
+
 
 def draw_weights(draft: torch.nn.Module) -> None:
     """Draw every weight anew, wide enough that each shows in the results."""
@@ -56,7 +57,9 @@ def read_case(file: Path, device: str) -> tuple[Any, Batch]:
     tensors = {name: tensor.to(device) for name, tensor in load_file(file).items()}
     (case,) = said["cases"]
     frozen = (tensors[name] for name in ("embed", "norm", "head"))
-    target: Any = FrozenParts(SimpleNamespace(**said["shape"]), *frozen, tap_layers=tuple(tensors["tap_layers"].tolist()))
+    target: Any = FrozenParts(
+        SimpleNamespace(**said["shape"]), *frozen, tap_layers=tuple(tensors["tap_layers"].tolist())
+    )
     name, settings = case["name"], {key: value for key, value in case.items() if key not in ("name", "method")}
     draft = build_draft(case["method"], target, settings, tensors[f"{name}.draft_ids"])
     state = {part.removeprefix(f"{name}."): weight for part, weight in tensors.items() if part.startswith(f"{name}.")}

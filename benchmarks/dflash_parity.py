@@ -133,7 +133,7 @@ def train(draft: Any, batch: Batch, steps: int) -> None:
 
 
 def accepted(draft: Any, batch: Batch, theirs: dict[str, Tensor]) -> dict[str, int]:
-    """Draft by our decoding at every position; how many tokens a greedy reader of the text would keep on either side."""
+    """Draft by our decoding at every position; how many tokens of either side the text would keep."""
     draft.eval().prepare_decoding()
     state, rng = draft.new_state(batch.ids.shape[1]), torch.Generator()
     ids, chains = batch.ids[0], []

@@ -1,11 +1,12 @@
 """How fast is a training step of ours, and how much memory does it take, against speculators' on the same shapes?
 
-EAGLE-3, DFlash and DSpark. Both sides get one file: the same weights, the same text, the same number of steps; each does forward, backward,
-clipping and AdamW in float32 in a process of its own, and they take turns, so that whatever else the machine does meets
-both alike. The median turn is the number. Memory is the process's peak beyond what it held before the first step
-(weights and batch loaded): gradients, moments and activations. EAGLE-3: theirs computes every column, ours those that
-decoding can reach; theirs keeps the LM head frozen, ours trains it, and stands beside with the head frozen. Blocks:
-both train a block from each of `anchors` random positions of the answer, with the method's usual width and loss.
+EAGLE-3, DFlash and DSpark. Both sides get one file: the same weights, the same text, the same number of steps; each
+does forward, backward, clipping and AdamW in float32 in a process of its own, and they take turns, so that whatever
+else the machine does meets both alike. The median turn is the number. Memory is the process's peak beyond what it held
+before the first step (weights and batch loaded): gradients, moments and activations. EAGLE-3: theirs computes every
+column, ours those that decoding can reach; theirs keeps the LM head frozen, ours trains it, and stands beside with the
+head frozen. Blocks: both train one from each of `anchors` random positions of the answer, with the method's usual width
+and loss.
 
     python -m benchmarks.training_speed [--methods eagle3 dflash dspark] [--shapes builtin medium] [--turns 7]
 """

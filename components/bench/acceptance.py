@@ -9,7 +9,7 @@ Since the answer is known, one pass of the target gives the features of every co
 `propose_at_every_position` the draft tokens after each. A drafter's state depends on committed tokens only; therefore
 replaying i <- i + min(accepted[i], k) + 1 over this map is what a live run at depth k does, for every k at once. The
 drafts of a method with its own loop (lookahead) also depend on its earlier passes: its map is that of a live run at the
-deepest depth, and holds for no other depth (components/methods.py decoding_loop).
+deepest depth, and holds for no other depth (components/methods.py decoding_loop); it has no `proxy_accepted`.
 
 Two training-time figures are too high, and the map shows by how much. Averaging `accepted` over all positions counts
 positions where no round ever starts (rounds start just after a miss). `proxy_accepted` also feeds the drafter the true
@@ -219,6 +219,8 @@ def acceptance_map(
     """
     if num_tokens < 2:
         return PositionMap([], [], [])  # the answer is the prefill token alone: no round starts
+    if decoding_loop_of(draft.method):
+        return PositionMap(_accepted_in_live_run(target, draft, prompt_ids, num_tokens, k_max), [], [])
     assert len(answer) >= num_tokens + k_max, "the answer is too short for the guesses at its end"
     token_ids = [*prompt_ids, *answer]
     first = len(prompt_ids) - 1  # the column after which a round at output token 0 drafts
@@ -233,10 +235,7 @@ def acceptance_map(
     draft_tokens = drafts.tokens[first:]
     truth = torch.tensor(answer[1:], device=draft_tokens.device)
     first_matches = (draft_tokens[:, 0] == truth[:num_positions]).tolist()
-    if decoding_loop_of(draft.method):
-        accepted = _accepted_in_live_run(target, draft, prompt_ids, num_tokens, k_max)
-    else:
-        accepted = _matching_prefix(draft_tokens[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
+    accepted = _matching_prefix(draft_tokens[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
     confidence: list[list[float]] = []
     if drafts.confidence is not None:
         rows = drafts.confidence[first : first + num_tokens - 1].double()

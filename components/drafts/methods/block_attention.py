@@ -1,14 +1,14 @@
 """Attention of draft blocks in training: a row sees the columns up to its block's root and all rows of its own block.
 
-It is one softmax over both, and blocks do not see each other. The columns are many and the same for all rows of a block,
-the own rows few: a flash kernel mixes the columns and gives the log l of their sum, batched products of W x W scores
-do the blocks, and with L = log(e^l + sum_j e^{r_j}) of a row's own scores r
+It is one softmax over both, and blocks do not see each other. The columns are many and the same for all rows of a
+block, the own rows few: a flash kernel mixes the columns and gives the log l of their sum, batched products of W x W
+scores do the blocks, and with L = log(e^l + sum_j e^{r_j}) of a row's own scores r
   out = e^{l - L} o + sum_j e^{r_j - L} v_j.
-Going back, the kernel gets the joint `out` and L, as training_time_test.py explains. Roots ascend, so they are taken some
+Going back, the kernel gets the joint `out` and L, as training_time_test.py has it. Roots ascend, so they are taken some
 at a time, and each stretch sees only the columns up to its last root: nothing is computed for later ones.
 
-On a GPU the scores are written out. Shapes: B sequences, T columns, R blocks of W rows, of which the last Q ask; A heads,
-G key/value heads, g = A / G, D head size.
+On a GPU the scores are written out. Shapes: B sequences, T columns, R blocks of W rows, of which the last Q ask; A
+heads, G key/value heads, g = A / G, D head size.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class BlockSight:
 
 
 def attend_blocks(
-    queries: Tensor, columns: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], sight: BlockSight
+    queries: Tensor, columns: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], sight: BlockSight
 ) -> Tensor:
     """Mix the values that the rows of blocks see: queries [B, A, R Q, D] -> [B, A, R Q, D], in the values' dtype.
 
-    columns: keys and values [B, G, T, D]; own: those of the blocks' rows, [B, G, R W, D]; sight: for Q rows a block.
+    columns: keys and values [B, G, T, D]; rows: those of the blocks' rows, [B, G, R W, D]; sight: for Q rows a block.
     """
     num_blocks, dtype = sight.masked.shape[1], columns[1].dtype
     keys, values = (part.to(dtype) for part in columns)
-    own_keys, own_values = (part.to(dtype).unflatten(2, (num_blocks, -1))[:, :, None] for part in own)
+    own_keys, own_values = (part.to(dtype).unflatten(2, (num_blocks, -1))[:, :, None] for part in rows)
     grouped = queries.to(dtype).unflatten(1, (keys.shape[1], -1)).unflatten(3, (num_blocks, -1))  # [B, G, g, R, Q, D]
     if queries.device.type == "cpu":
         mixed: Tensor = _BlockAttention.apply(grouped, keys, values, own_keys, own_values, sight.stretches)

@@ -154,7 +154,7 @@ class BlockDraft(BatchedDraft[Decoder]):
         sight = BlockSight(masked, width, hidden.dtype)
         for layer in self.all_layers:
             attention, inputs, ask = layer.self_attn, layer.input_layernorm(hidden), rope
-            of_columns, own = attention.keys_values(context, context_rope), attention.keys_values(inputs, rope)
+            of_columns, of_rows = attention.keys_values(context, context_rope), attention.keys_values(inputs, rope)
             if layer is self.layers[-1] and self.num_steps < width:  # of the last layer only drafting slots are read
                 hidden, inputs = (
                     part.unflatten(1, (num_roots, width))[:, :, -self.num_steps :].flatten(1, 2)
@@ -163,7 +163,7 @@ class BlockDraft(BatchedDraft[Decoder]):
                 ask = Rope(self.shape, positions[..., -self.num_steps :].flatten(1))
                 sight = BlockSight(masked, self.num_steps, hidden.dtype)
             queries = attention.queries(inputs, ask)
-            hidden = finish_block(layer, hidden, attend_blocks(queries, of_columns, own, sight))
+            hidden = finish_block(layer, hidden, attend_blocks(queries, of_columns, of_rows, sight))
         return self.norm(hidden.unflatten(1, (num_roots, -1))[:, :, -self.num_steps :]).unbind(2)
 
     def block_logits(self, output: Tensor) -> Tensor:

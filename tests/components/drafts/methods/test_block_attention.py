@@ -34,7 +34,9 @@ def test_values_and_gradients_are_those_of_written_out_scores(
 
     weights = torch.randn_like(parts[0])
     found = [attended(), *torch.autograd.grad((attended() * weights).sum(), parts)]
-    monkeypatch.setattr(block_attention._BlockAttention, "apply", lambda *of: block_attention._written_out(*of[:5], masked))
+    monkeypatch.setattr(
+        block_attention._BlockAttention, "apply", lambda *of: block_attention._written_out(*of[:5], masked)
+    )
     expected = [attended(), *torch.autograd.grad((attended() * weights).sum(), parts)]
     for ours, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=1e-4)
