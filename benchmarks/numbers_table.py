@@ -24,6 +24,7 @@ MACHINE = "2cfee56fde51e37c"
 """Where the numbers were taken: two cores, no GPU."""
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
+METHOD_NAMES = {"dflash": "DFlash", "dspark": "DSpark"}
 Row = tuple[str, ...]
 
 
@@ -59,17 +60,48 @@ def repeatability() -> tuple[str, str]:
 
 
 def training_speed() -> tuple[str, str]:
-    """A training step of EAGLE-3 beside that of speculators."""
-    found = record("training-speed")
+    """A training step beside that of speculators."""
+    found = record("training-speed", timed=False)
     rows = [
-        (f"width {result['shape']['hidden_size']}", f"{ours['times_as_fast']:.1f}", f"{ours['memory_ratio']:.2f}")
-        for result in (found["results"][shape] for shape in ("builtin", "medium"))
-        for ours in [result["ours, LM head frozen"]]
+        (
+            METHOD_NAMES[name.split()[0]] if " " in name else "EAGLE-3",
+            str(result["shape"]["hidden_size"]),
+            f"{ours['times_as_fast']:.1f}",
+            f"{ours['memory_ratio']:.2f}",
+        )
+        for name, result in found["results"].items()
+        for ours in [result.get("ours, LM head frozen") or result["ours"]]
     ]
     return (
-        f"A training step of EAGLE-3 beside that of speculators {found['speculators']}; the LM head is frozen on both "
-        "sides. The first line is the built-in target's shape.",
-        markdown(("shape", "times as fast", "share of its memory"), rows),
+        f"A training step beside that of speculators {found['speculators']}; the LM head is frozen on both sides. "
+        "Width 192 is the built-in target's shape.",
+        markdown(("method", "width", "times as fast", "share of its memory"), rows),
+    )
+
+
+def dflash_parity() -> tuple[str, str]:
+    """DFlash and DSpark held against speculators."""
+    found = record("dflash-parity", timed=False)
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, case in found["cases"].items():
+        method, width = name.split("-")[:2]
+        kinds.setdefault((METHOD_NAMES[method], width), []).append(case)
+    rows = [
+        (
+            *kind,
+            *(f"{max(case[part] for case in cases):.0e}" for part in ("logits", "loss_difference", "gradients")),
+            "{} and {} of {}".format(
+                *(sum(case[part] for case in cases) for part in ("accepted", "accepted_theirs", "drafted"))
+            ),
+        )
+        for kind, cases in kinds.items()
+    ]
+    return (
+        f"DFlash and DSpark beside speculators {found['speculators']}, on the same random weights and the same "
+        f"{found['num_tokens']} tokens, drafting from the anchor and not: largest differences of logits, of the loss, "
+        "and of gradients relative to the largest of a tensor. Then both draft at every position, with weights after "
+        "some steps: draft tokens that the target keeps, by our decoding and by their code.",
+        markdown(("method", "block", "logits", "loss", "gradients", "kept, ours and theirs"), rows),
     )
 
 
@@ -489,6 +521,7 @@ def sections() -> dict[str, tuple[str, str]]:
     return {
         "repeatability": repeatability(),
         "training-speed": training_speed(),
+        "dflash-parity": dflash_parity(),
         "packing": packing(),
         "trees-float32": trees("float32"),
         "trees-bfloat16": trees("bfloat16"),

@@ -33,7 +33,7 @@ class Series(NamedTuple):
     """Points of one kind. style: "line" (with a band), "dots" (with error bars), or "level" (one horizontal line)."""
 
     name: str
-    colour: str  # a name in STYLES, which is a CSS variable of the page: pred, meas, other, s4 ... s11, ink
+    colour: str  # a name in STYLES, which is a CSS variable of the page: pred, meas, other, s4 ... s13, ink
     style: str
     points: Sequence[Point]
 
@@ -243,6 +243,7 @@ _SHAPES: Final = {  # SVG path commands from the middle on, all relative, for ra
     "triangle": "m 0 -1.2 l 1.15 2 h -2.3 z",
     "triangle down": "m 0 1.2 l 1.15 -2 h -2.3 z",
     "diamond": "m 0 -1.3 l 1.3 1.3 l -1.3 1.3 l -1.3 -1.3 z",
+    "pentagon": "m 0 -1.25 l 1.2 .9 l -.45 1.35 h -1.5 l -.45 -1.35 z",
     "cross": "m -1 -1 l 2 2 m 0 -2 l -2 2",
     "plus": "m -1.3 0 h 2.6 m -1.3 -1.3 v 2.6",
 }
@@ -258,6 +259,8 @@ STYLES: Final = {
     "s9": SeriesStyle("diamond", False, "7 3"),
     "s10": SeriesStyle("cross", False, "2 2.5"),
     "s11": SeriesStyle("plus", False, "2 2.5"),
+    "s12": SeriesStyle("pentagon", True, ""),
+    "s13": SeriesStyle("pentagon", False, "7 3"),
     "ink": SeriesStyle("triangle down", False, ""),
 }
 PALETTE: Final = tuple(name for name in STYLES if name != "ink")

@@ -11,9 +11,11 @@ import pytest
 from report_study import make_ctx, make_methods_study
 
 from components.contract import DepthPolicy, UserError
+from components.policy import RoundCost
 from components.report import compare_methods
+from components.report.pages.methods import row_price
 from components.report.prefect_cards import page_card
-from components.rows import QualityFlag, write_rows
+from components.rows import DepthEval, QualityFlag, read_rows, write_rows
 
 
 def test_ten_methods_have_a_line_each_and_a_series_in_every_chart(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_ten_methods_have_a_line_each_and_a_series_in_every_chart(tmp_path: Path
     chart = ElementTree.parse(page.path / "charts" / "methods.svg").getroot()
     legends = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "legend"]
     said = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("style")]
-    assert said == ["Acceptance by depth", "Cost by depth", "Speedup by depth", "Speedup at the chosen depth"]
+    assert said == ["Acceptance by depth", "Cost by depth", "Speedup by depth", "Speedup at the depth shown"]
     card = page_card(page)
     assert "| eagle3 | 1,000,000 |" in card.replace("\\*", "*").replace("**", "") and "data:image/svg+xml" in card
     assert all(legends.count(str(d.info["method"])) == 3 for d in drafts), "a series in each of the charts by depth"
@@ -45,6 +47,39 @@ def test_trees_stand_beside_the_chain_of_their_depth_and_are_left_out_where_ther
     without = compare_methods(drafts, policy, ctx=make_ctx(tmp_path / "again", "m" * 64))
     assert not (without.path / "tables" / "trees.csv").exists()
     assert "Trees against chains" not in (without.path / "index.html").read_text()
+
+
+def test_at_the_slope_at_which_a_row_breaks_even_the_speedup_is_one(tmp_path: Path) -> None:
+    _, policy = make_methods_study(tmp_path, 1)
+    chain = [e for e in read_rows(policy.path, DepthEval) if e.tree_budget is None]
+    host = {e.depth_k: 0.3 + 0.1 * e.depth_k for e in chain}
+    rounds = [RoundCost("0" * 64, "eagle3", 1, depth, rest, 1.0, 4) for depth, rest in host.items()]
+    price = row_price(chain, rounds)
+    assert price is not None and price.break_even_lo < price.break_even < price.break_even_hi
+
+    def speedup(e: DepthEval, slope: float) -> float:
+        verify = e.t_target_ms * (1.0 + slope * e.depth_k)
+        return e.al * (e.t_target_ms + host[0]) / (verify + e.t_draft_ms + host[e.depth_k])
+
+    assert speedup(price.depth, price.break_even) == pytest.approx(1.0)
+    assert all(speedup(e, price.break_even) <= 1.0 + 1e-9 for e in chain if e.depth_k), "no other depth bears more"
+    assert price.measured == pytest.approx((price.depth.t_verify_ms / price.depth.t_target_ms - 1) / price.depth.depth_k)
+    assert row_price([e for e in chain if not e.depth_k], rounds) is None
+
+
+def test_where_depth_0_is_best_for_all_the_page_says_how_near_drafting_comes(tmp_path: Path) -> None:
+    drafts, policy = make_methods_study(tmp_path, 2)
+    lines = [json.loads(line) for line in (policy.path / "depth_choice.jsonl").read_text().splitlines()]
+    plain = {"depth_k": 0, "verdict": "do_not_speculate", "speedup_pred": 1.0, "speedup_meas": None}
+    (policy.path / "depth_choice.jsonl").write_text("".join(json.dumps(line | plain) + "\n" for line in lines))
+    content = json.loads((policy.path / "policy.json").read_text())
+    (policy.path / "policy.json").write_text(json.dumps(content | {"verdict": "do_not_speculate", "winner": None}))
+    page = compare_methods(drafts, policy, ctx=make_ctx(tmp_path / "out", "m" * 64))
+    assert "No depth of any method was shown to beat depth 0" in (page.path / "index.html").read_text()
+    with (page.path / "tables" / "methods.csv").open() as file:
+        rows = list(csv.DictReader(file))[:2]
+    assert [row["depth"] for row in rows] == ["0", "0"] and all(int(row["shown"]) > 0 for row in rows)
+    assert all(float(row["AL"].split()[0]) > 1.0 for row in rows), "the line of a depth that drafts"
 
 
 def test_what_is_doubted_about_the_measurements_is_said(tmp_path: Path) -> None:
