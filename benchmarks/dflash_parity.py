@@ -3,10 +3,10 @@
 At three block widths, drafting from the anchor and not, and with a window: logits of every drafting slot of a block
 after every position of an answer, DSpark's with its Markov bias and confidence; the loss over all these blocks and its
 gradients; and, after some steps on that text, so that drafts are right at all, the draft tokens of our decoding at
-every position and how many would be accepted. Losses are KL, DSpark's with total variation and confidence; theirs is divided by the number
-of slots and ours by the sum of their weights, which is a constant factor. DFlash has a draft vocabulary, the others the
-whole one: our total variation counts what a draft vocabulary lacks, theirs does not. Ends with exit code 1 beyond 1e-4,
-or if a count of accepted tokens differs.
+every position and how many would be accepted. Losses are KL, DSpark's with total variation and confidence; theirs is
+divided by the number of slots and ours by the sum of their weights, which is a constant factor. DFlash has a draft
+vocabulary, DSpark the whole one: our total variation counts what a draft vocabulary lacks, theirs does not. Ends with
+exit code 1 beyond 1e-4, or if a count of accepted tokens differs.
 
     python -m benchmarks.dflash_parity [--tokens 96] [--train-steps 60]
 """

@@ -159,11 +159,14 @@ def closest_in_words(drafters: Sequence[Drafter]) -> str:
     """How near the fastest method comes to plain decoding; "" where none was tried."""
     if not drafters or not drafters[0].at_shown_depth().depth_k:
         return ""
-    row, depth = drafters[0].at_shown_depth(), drafters[0].at_shown_depth().depth_k
-    measured = "" if row.speedup_meas is None else f", measured {measured_speedup(row)}"
-    plain = "" if any(d.choice.depth_k for d in drafters) else "No depth of any method was shown to beat depth 0, plain decoding. "
-    tokens = draft_tokens(depth)
-    return f"{plain}The closest: {drafters[0].name} with {tokens} a round, predicted {predicted_speedup(row)}{measured}."
+    best = drafters[0].at_shown_depth()
+    speeds = f"predicted {predicted_speedup(best)}"
+    if best.speedup_meas is not None:
+        speeds += f", measured {measured_speedup(best)}"
+    closest = f"The closest: {drafters[0].name} with {draft_tokens(best.depth_k)} a round, {speeds}."
+    if any(d.choice.depth_k for d in drafters):
+        return closest
+    return f"No depth of any method was shown to beat depth 0, plain decoding. {closest}"
 
 
 def draft_tokens(depth: int) -> str:
@@ -201,8 +204,9 @@ def block_in_words(name: str, price: RowPrice) -> str:
     )
     if price.break_even_hi <= 0.0:
         return f"{facts}; the block alone takes longer than it saves, so that it would lose if rows cost nothing."
-    bounds = " to ".join(format_percent(share) for share in (price.break_even_lo, price.break_even_hi))
-    return f"{facts}. It pays below {limit:.2f} ms a row, {format_percent(price.break_even)} ({bounds}): {price.outcome()}."
+    low, high = (format_percent(share) for share in (price.break_even_lo, price.break_even_hi))
+    bound = f"{limit:.2f} ms a row, {format_percent(price.break_even)} ({low} to {high})"
+    return f"{facts}. It pays below {bound}: {price.outcome()}."
 
 
 def _recorded_facts(draft: Draft | None) -> tuple[int | None, float | None]:

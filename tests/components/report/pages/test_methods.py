@@ -63,7 +63,9 @@ def test_at_the_slope_at_which_a_row_breaks_even_the_speedup_is_one(tmp_path: Pa
 
     assert speedup(price.depth, price.break_even) == pytest.approx(1.0)
     assert all(speedup(e, price.break_even) <= 1.0 + 1e-9 for e in chain if e.depth_k), "no other depth bears more"
-    assert price.measured == pytest.approx((price.depth.t_verify_ms / price.depth.t_target_ms - 1) / price.depth.depth_k)
+    assert price.measured == pytest.approx(
+        (price.depth.t_verify_ms / price.depth.t_target_ms - 1) / price.depth.depth_k
+    )
     assert row_price([e for e in chain if not e.depth_k], rounds) is None
 
 
