@@ -41,11 +41,11 @@ class BlockSight:
         """masked: bool [B, R, T], what a block does not see; every block sees a column. rows_of_block: Q."""
         self.masked, self.rows_of_block = masked, rows_of_block
         num_blocks, num_columns = masked.shape[1:]
-        at_once, seen = max(1, ROWS_AT_ONCE // rows_of_block), (~masked).any(0)
+        at_once, visible = max(1, ROWS_AT_ONCE // rows_of_block), (~masked).any(0)
         self.stretches = []
         for start in range(0, num_blocks if masked.device.type == "cpu" else 0, at_once):
             blocks = slice(start, min(num_blocks, start + at_once))
-            used = seen[blocks].any(0).nonzero()
+            used = visible[blocks].any(0).nonzero()
             first, end = int(used[0]) // COLUMN_STEP * COLUMN_STEP, -(-(int(used[-1]) + 1) // COLUMN_STEP) * COLUMN_STEP
             columns = slice(first, min(num_columns, end))
             unseen = masked[:, blocks, columns].repeat_interleave(rows_of_block, 1)[:, None]
