@@ -21,7 +21,7 @@ from components.outside_json import JsonObject
 from components.text import did_you_mean, in_mermaid, shorten
 from flows.planning import fingerprint
 from flows.planning.external_inputs import Sources, kind_of_source, registry_names
-from flows.planning.rehearsal import ServerOf, rehearsed
+from flows.planning.rehearsal import StandIns, rehearsed
 from flows.planning.this_machine import resolve_device
 from flows.planning.wiring import PACKAGES, WiredStep, Wiring, check_spec, wire
 from flows.spec.diagnostics import Problems, page_of_step
@@ -160,7 +160,7 @@ def plan_run(pipeline: str, params: Values | Sequence[str], options: RunOptions)
 
 
 def plan_rehearsal(
-    pipeline: str, params: Sequence[str], options: RunOptions, rehearsals: Store, server_of: ServerOf
+    pipeline: str, params: Sequence[str], options: RunOptions, rehearsals: Store, stand_ins: StandIns
 ) -> Plan:
     """The plan of a rehearsal (flows/planning/rehearsal.py), whose artifacts go into a store of their own.
 
@@ -169,7 +169,7 @@ def plan_rehearsal(
     """
     spec = load_spec(options.file)
     values = parse_params(pipeline, pipeline_of(spec, pipeline).params, params)
-    return make_plan(spec, pipeline, values, options, Store(options.home), rehearsal=(rehearsals, server_of))
+    return make_plan(spec, pipeline, values, options, Store(options.home), rehearsal=(rehearsals, stand_ins))
 
 
 def check_file(file: Path, store: Store, packages: tuple[str, ...]) -> dict[str, Wiring]:
@@ -188,13 +188,13 @@ def make_plan(
     options: RunOptions,
     store: Store,
     past: Mapping[str, str] | None = None,
-    rehearsal: tuple[Store, ServerOf] | None = None,
+    rehearsal: tuple[Store, StandIns] | None = None,
 ) -> Plan:
     """Work out what a run of `pipeline` with `params` would do; of the options, file and home have been opened.
 
     past: name -> key of what a past run used and made (flows/commands/remeasure.py). Outside inputs, and steps before
     the first that measures, are then reused as they were, whatever has changed since; the others are planned as always.
-    rehearsal: its store and servers, where one is planned; its outside inputs still come from `store`.
+    rehearsal: its store and stand-ins, where one is planned; outside inputs still come from `store`.
 
     Raises:
         UserError: one line for each thing that is wrong with the pipeline, its parameters or the options.
@@ -206,8 +206,8 @@ def make_plan(
     sources = Sources(store, past or {})
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
     if rehearsal is not None:
-        store, server_of = rehearsal
-        wiring = rehearsed(wiring, packages, server_of)
+        store, stand_ins = rehearsal
+        wiring = rehearsed(wiring, packages, stand_ins)
     forced = _with_followers(wiring, _select(wiring, options.force, "--force"))
     selected, left_out = _select_range(wiring, options.from_step, options.to_step)
     parts_of = functools.partial(fingerprint.parts_of, seed=seed, device=device, machine=machine, packages=packages)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from components.data.sources.addresses import PREFIX, parse_hub_source
 from components.outside_json import JsonObject
 from flows.planning.step_signature import resolve
 from flows.planning.wiring import WiredStep, Wiring
@@ -67,11 +70,19 @@ LEFT_OUT: Mapping[str, str] = {"publish.upload_release": "it would upload"}
 """Address of a step that a rehearsal does not run -> the reason."""
 
 
-ServerOf = Callable[[str], str]
-"""Starts the stand-in server of an engine, or finds it, and says its address."""
+@dataclass(frozen=True)
+class StandIns:
+    """What takes the place of what is elsewhere.
+
+    server: starts the stand-in server of an engine, or finds it, and says its address.
+    chats: a file of conversations for sources on the hub; None where the hub itself is read.
+    """
+
+    server: Callable[[str], str]
+    chats: Path | None = None
 
 
-def rehearsed(wiring: Wiring, packages: Sequence[str], server_of: ServerOf) -> Wiring:
+def rehearsed(wiring: Wiring, packages: Sequence[str], stand_ins: StandIns) -> Wiring:
     """The pipeline as a rehearsal runs it; steps that cannot be rehearsed are skipped, with all that need them."""
     skipped = dict(wiring.skipped)
     steps: list[WiredStep] = []
@@ -82,22 +93,26 @@ def rehearsed(wiring: Wiring, packages: Sequence[str], server_of: ServerOf) -> W
         elif reason := LEFT_OUT.get(step.address):
             skipped[step.name] = f"not rehearsed: {reason}"
         else:
-            steps.append(_small(step, tuple(packages), server_of))
+            steps.append(_small(step, tuple(packages), stand_ins))
     return Wiring(tuple(steps), tuple(skipped.items()))
 
 
-def _small(step: WiredStep, packages: tuple[str, ...], server_of: ServerOf) -> WiredStep:
-    """A step that does little; a target that is loaded and a server that is asked become their stand-ins."""
+def _small(step: WiredStep, packages: tuple[str, ...], stand_ins: StandIns) -> WiredStep:
+    """A step that does little; a target that is loaded, servers and data elsewhere become their stand-ins."""
     if step.address == "targets.load_target" and step.settings["model"] != "builtin":
         stand_in = resolve("targets.make_stand_in", packages)
         return dataclasses.replace(step, function=stand_in, settings={"model": step.settings["model"]})
+    if stand_ins.chats is not None:
+        step = _with_chats_here(step, packages, str(stand_ins.chats))
     most = AT_MOST.get(step.address, {})
     small = {name: _cut(step.settings[name], most[name]) for name in most}
     values: JsonObject = {**step.settings, **small, **INSTEAD.get(step.address, {})}
+    if step.address == "data.collect_chats":
+        values["sources"] = [{**one, "max_rows": _cut(one["max_rows"], 500)} for one in values["sources"]]
     if "base_url" in values:
-        values |= _stand_in_address(values, server_of)
+        values |= _stand_in_address(values, stand_ins)
     if "servers" in values:
-        values["servers"] = [{**server, **_stand_in_address(server, server_of)} for server in values["servers"]]
+        values["servers"] = [{**server, **_stand_in_address(server, stand_ins)} for server in values["servers"]]
     settings, faults = step.function.settings(values)
     assert not faults, f"{step.address}: the settings of its rehearsal are refused: {faults}"
     # Its times are worth nothing, so it need not have the machine to itself.
@@ -105,12 +120,43 @@ def _small(step: WiredStep, packages: tuple[str, ...], server_of: ServerOf) -> W
     return dataclasses.replace(step, function=function, settings=settings, retries=0)
 
 
+def _with_chats_here(step: WiredStep, packages: tuple[str, ...], chats: str) -> WiredStep:
+    """The step with the conversations in the file `chats` in the place of all that it would read from elsewhere."""
+    settings = step.settings
+    if step.address == "data.collect_chats":
+        here: JsonObject = {"preset": None, "path": chats, "fields": {}}
+        sources = [
+            {**source, **(here if _far(source) else {}), "name": source["name"] or f"source-{number}"}
+            for number, source in enumerate(settings["sources"])
+        ]
+        return dataclasses.replace(step, settings={**settings, "sources": sources})
+    if step.address == "data.collect_prompts":
+        source = chats if _far({"path": settings["source"]}) else settings["source"]
+        keep_out = "" if settings["keep_out"] and _far({"path": settings["keep_out"]}) else settings["keep_out"]
+        return dataclasses.replace(step, settings={**settings, "source": source, "keep_out": keep_out})
+    if step.address == "data.collect_workloads":
+        if all(isinstance(source, dict) and not _far(source) for source in settings["sources"]):
+            return step
+        prompts = resolve("data.collect_prompts", packages)
+        values, _ = prompts.settings({"source": chats, "num_train": 0, "num_validation": 0, "evaluation_percent": 100})
+        return dataclasses.replace(step, function=prompts, inputs={}, settings=values)
+    return step
+
+
+def _far(source: JsonObject) -> bool:
+    """Whether a source of rows is not on this machine: a preset without a copy, a hub id, a URL."""
+    path = str(source.get("path") or "")
+    if not path or "://" in path:
+        return True
+    return path.startswith(PREFIX) and parse_hub_source(path).folder is None
+
+
 def _cut(value: Any, most: float) -> Any:
     """A number of at most `most`; None, which means all, becomes that number."""
     return most if value is None or value > most else value
 
 
-def _stand_in_address(server: JsonObject, server_of: ServerOf) -> JsonObject:
+def _stand_in_address(server: JsonObject, stand_ins: StandIns) -> JsonObject:
     """The settings that lead to the stand-in of a server; `auto` may be any engine, and vLLM is the usual one."""
     engine = "vllm" if server["engine"] == "auto" else str(server["engine"])
-    return {"base_url": server_of(engine), "engine": engine, "model": ""}
+    return {"base_url": stand_ins.server(engine), "engine": engine, "model": ""}

@@ -13,6 +13,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import itertools
+import json
 import os
 import sysconfig
 import tokenize
@@ -134,11 +136,8 @@ class FunctionPrompt:
 
 def functions_in(text: str) -> Iterator[FunctionPrompt]:
     """The functions and methods of a module in the order of their lines; none if it is not valid Python 3."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old sources have invalid escapes in their strings
-            tree = syntax_tree(text)
-    except (SyntaxError, ValueError):
+    tree = _tree_of(text)
+    if tree is None:
         return
     lines = io.StringIO(text).readlines()  # str.splitlines also splits at form feeds, which the parser does not count
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -146,6 +145,15 @@ def functions_in(text: str) -> Iterator[FunctionPrompt]:
         prompt = _split_function(node, lines)
         if prompt is not None:
             yield prompt
+
+
+def _tree_of(text: str | bytes) -> ast.Module | None:
+    """The syntax tree of a module; None if it is not valid Python 3."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # old sources have invalid escapes in their strings
+            return syntax_tree(text)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _split_function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> FunctionPrompt | None:
@@ -164,3 +172,23 @@ def _split_function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[st
     body = "".join(lines[head_end : node.end_lineno])
     stripped = head.rstrip()
     return FunctionPrompt(name=node.name, head=stripped, body=head[len(stripped) :] + body)
+
+
+def write_module_chats(file: Path, num_chats: int = 96) -> Path:
+    """Write what modules say of themselves as conversations, JSONL of one question and one answer; returns the file.
+
+    They stand for data that are elsewhere when a pipeline is rehearsed: on every machine, as varied as people's text.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = itertools.islice(_module_chats(), num_chats)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def _module_chats() -> Iterator[dict[str, list[dict[str, str]]]]:
+    for source in stdlib_files():
+        tree = _tree_of(source.path.read_bytes())
+        words = (ast.get_docstring(tree) or "") if tree is not None else ""
+        if len(words) > 80:
+            question = {"role": "user", "content": f"What is Python's {source.source} good for?"}
+            yield {"messages": [question, {"role": "assistant", "content": words[:1500]}]}

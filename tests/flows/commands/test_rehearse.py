@@ -96,3 +96,20 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(
     assert states.pop("after_taps") == "not reached: it needs 'taps_beyond'"
     assert all(states[name].startswith("passed") for name in states.keys() - faults.keys()), out
     assert code == 1
+
+
+def test_data_that_are_elsewhere_are_stood_for_and_that_is_said(
+    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    sources = ["ultrachat", {"path": "s3://bucket/chats", "name": "archive"}]
+    made = pipeline(
+        "elsewhere",
+        chats=step("data.collect_chats", sources=sources),
+        benchmarks=step("data.collect_workloads", sources=["mt-bench"]),
+        kept=step("data.deduplicate", {"chats": "chats", "keep_out": "benchmarks"}),
+        prompts=step("data.collect_prompts", source="hf:nobody/nothing:train", keep_out="hf:nobody/test:test"),
+    )
+    code, out, states = rehearse(draftsmith, made, tmp_path)
+    assert code == 0, out
+    assert [name for name, state in states.items() if "--online tries" in state] == ["chats", "benchmarks", "prompts"]
