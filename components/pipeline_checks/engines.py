@@ -79,12 +79,9 @@ def _promised_drafters(step: StepView, steps: Mapping[str, StepView]) -> Iterato
             trained = steps.get(str(trained.inputs.get("draft")))
         if trained is not None and trained.address == TRAINS:
             method = str(trained.settings.get("method", ""))
-            drafted, whole = trained.settings.get("draft_vocab_size", 0), _vocab_size(trained, steps)
-            cut = drafted == 0 or (whole is not None and drafted < whole)
-            settings = trained.settings.get("settings", {}).get(method, {})
-            yield name, method, {**settings, CUT_VOCABULARY: cut}, storage
+            yield name, method, _told_to_engines(trained, method, steps), storage
     for method in step.settings.get("methods", []):
-        yield method, str(method), step.settings.get("settings", {}).get(method, {}), None
+        yield method, str(method), _told_to_engines(step, method, steps), None
 
 
 def _undivided_layers(step: StepView, steps: Mapping[str, StepView]) -> Iterator[str]:
@@ -120,12 +117,13 @@ def _target_config(step: StepView, steps: Mapping[str, StepView]) -> Any:
         return None  # loading the target says what is wrong with it
 
 
-def _vocab_size(step: StepView, steps: Mapping[str, StepView]) -> int | None:
-    """Tokens of the step's target, where its config.json is here and says so."""
-    config = _target_config(step, steps)
+def _told_to_engines(step: StepView, method: str, steps: Mapping[str, StepView]) -> dict[str, Any]:
+    """The settings of a step's drafter, and whether it guesses a part of the vocabulary."""
+    drafted, config = step.settings.get("draft_vocab_size", 0), _target_config(step, steps)
     whole = config if isinstance(config, dict) else {}
     size = (whole.get("text_config") or whole).get("vocab_size")
-    return size if isinstance(size, int) else None
+    is_cut = not drafted or (isinstance(size, int) and drafted < size)
+    return {**step.settings.get("settings", {}).get(method, {}), CUT_VOCABULARY: is_cut}
 
 
 def target_facts(config: Any) -> TargetFacts | None:

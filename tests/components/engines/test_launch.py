@@ -54,6 +54,18 @@ def test_vllms_medusa_is_told_one_depth_whatever_the_batch() -> None:
         ("draft-model", {"gguf": "gguf"}, {}, ["./gguf/draft.gguf", "--spec-type draft-simple"]),
         ("draft-model", {}, {"model": "a/b"}, ['"model": "a/b"', "--speculative-draft-model-path a/b"]),
         ("medusa", {"medusa": "medusa"}, {}, ['"method": "medusa"']),
+        (
+            "dflash",
+            {"dflash": "dflash", "z-lab": "z-lab", "gguf": "gguf"},
+            {},
+            ['"./dflash"', "./z-lab --speculative-algorithm DFLASH", "./gguf/draft.gguf --spec-type draft-dflash"],
+        ),
+        (
+            "dspark",
+            {"dflash": "dflash", "z-lab": "z-lab"},
+            {},
+            ["--speculative-dspark-block-size 3", "./dflash --target-model-dir target --outfile dspark.gguf"],
+        ),
         ("mtp-parallel", {}, {}, []),
     ],
 )

@@ -226,3 +226,15 @@ def test_a_check_that_knows_the_engines_starts_nothing_heavy_and_is_quick(tmp_pa
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(("size", "cut"), [(0, True), (2048, True), (4096, False)])
+def test_engines_that_draft_from_the_whole_head_are_named_before_a_part_of_it_is_trained(
+    tmp_path: Path, size: int, cut: bool
+) -> None:
+    text = trial("dflash", "sglang").replace("methods:", f"draft_vocab_size: {size}\n          methods:")
+    if not cut:
+        checked(tmp_path, text)
+        return
+    with pytest.raises(UserError, match="SGLang drafts from the target's whole LM head"):
+        checked(tmp_path, text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from tiny_formats import SETTINGS
 
 from components.contract import DepthPolicy, Draft, UserError
+from components.drafts.settings import SuffixBeside, SuffixSettings
 from components.engines.depth_settings import ENGINE_OF_SETTING, settings_for
 from components.engines.launch import LAUNCHED, cannot_load, not_served
 from components.engines.profiles import kind_of, profile_of, refusals
@@ -168,6 +171,14 @@ def test_wrong_wiring_is_one_line(export: Callable[..., Any], drafts: dict[str, 
     with pytest.raises(UserError, match=r"engines: eagle3 .*: transformers does not serve eagle3"):
         (tmp_path / "release").rmdir()
         export(engines=["vllm", "transformers"])
+    beside = tmp_path / "beside"
+    shutil.copytree(drafts["eagle3"].path, beside)
+    record = json.loads((beside / "draft.json").read_text())
+    copies = SuffixBeside(settings=SuffixSettings(), depth=2, drafter="e" * 64).model_dump(mode="json")
+    (beside / "draft.json").write_text(json.dumps(record | {"with_suffix": copies}))
+    with pytest.raises(UserError, match="has suffix decoding beside it, which no format holds"):
+        (tmp_path / "release").rmdir()
+        export(only=[dataclasses.replace(drafts["eagle3"], path=beside)])
     with pytest.raises(UserError, match=r"no policy\.json"):
         (tmp_path / "release").rmdir()
         export(policy=DepthPolicy(key="x", path=tmp_path))
