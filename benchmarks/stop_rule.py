@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +31,17 @@ PIPELINE = Path(__file__).with_suffix(".yaml")
 SMALL = ["train_steps=40", "num_prompts=96", "num_test_prompts=16", "cost_seconds=15", "stop_seconds=15"]
 LEFT_OUT = ("draft_key", "calibration", "draft_from", "verify_from")
 """Names of one store, and the rules themselves."""
+
+
+def run_pipeline(home: Path, params: Sequence[str], *, to: str) -> None:
+    """Run stop_rule.yaml as a user does, up to the step `to`, "" for all of it."""
+    program = Path(sys.executable).with_name("draftsmith")
+    command = [str(program), "run", "stop-rule", "--direct", "--file", str(PIPELINE)]
+    command += [word for param in params for word in ("-p", param)]
+    command += ["--to", to] if to else []
+    environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
+    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
+        raise SystemExit("stop_rule: the pipeline failed, its own message is above")
 
 
 def main() -> None:
@@ -46,13 +58,7 @@ def main() -> None:
     home = options.work or Path(tempfile.mkdtemp(prefix="stop-rule-"))
     params = [f"train_steps={options.train_steps}", f"stop_seconds={options.stop_seconds}"]
     params = SMALL if options.small else params
-    program = Path(sys.executable).with_name("draftsmith")
-    command = [str(program), "run", "stop-rule", "--direct", "--file", str(PIPELINE)]
-    command += [word for param in params for word in ("-p", param)]
-    command += ["--to", "acceptance"] if options.prepare else []
-    environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
-    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
-        raise SystemExit("stop_rule: the pipeline failed, its own message is above")
+    run_pipeline(home, params, to="acceptance" if options.prepare else "")
     if options.prepare:
         return
     plan, store = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))

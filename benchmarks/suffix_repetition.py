@@ -8,11 +8,12 @@ Ordinary are functions as they were written, replayed (`functions`), and the tar
 answers`).
 
 All arms take turns on every prompt, in random order. Tokens a round come from acceptance maps, which must agree with
-the rounds that were run. Times are those of decoding alone, over plain decoding's on the same prompt: processor time of
-one thread, which other work on the machine disturbs less than the time on the wall. Ends with exit code 1 when a
-replayed answer comes out otherwise.
+the rounds that were run. With --home a trained EAGLE-3 stands among them, alone and with suffix decoding beside it
+(drafts.add_suffix); it is that of stop_rule.yaml, trained there first where the home does not have it. Times are those
+of decoding alone, over plain decoding's on the same prompt: processor time of one thread, which other work on the
+machine disturbs less than the time on the wall. Ends with exit code 1 when a replayed answer comes out otherwise.
 
-    python -m benchmarks.suffix_repetition [--prompts 16] [--reps 1] [--depths 3 7 16] [--dry-run]
+    python -m benchmarks.suffix_repetition [--prompts 16] [--reps 1] [--depths 3 7 16] [--home FOLDER] [--dry-run]
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.record import ROOT, write_record
+from benchmarks.stop_rule import PIPELINE, run_pipeline
 from components.bench.acceptance import acceptance_map
+from components.bench.prompts import open_drafter
+from components.contract import Draft
 from components.data.sources.python_stdlib import functions_in, stdlib_files
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
-from components.drafts.interface import Drafter
+from components.drafts.interface import AbstractDraft, Drafter
 from components.drafts.methods.ngram import Ngram
 from components.drafts.methods.suffix import Suffix
-from components.drafts.settings import NgramSettings
+from components.drafts.methods.with_suffix import WithSuffix
+from components.drafts.settings import NgramSettings, SuffixSettings
+from components.drafts.storage.files import read_record
 from components.speedup.prediction.replay import replay
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows, WrappedTarget
 from components.targets.load import open_target
+from flows.planning.plan import RunOptions, plan_run
 
 BUILTIN = ROOT / "components" / "targets" / "builtin"
 CERTAIN = 1e4  # a logit that no other reaches
@@ -153,6 +160,25 @@ def make_tasks(workload: str, count: int, tokenizer: Tokenizer, positions: int) 
     return tasks
 
 
+def trained_draft(home: Path, steps: int, prompts: int) -> Draft:
+    """The EAGLE-3 that stop_rule.yaml trains for the built-in target, made where `home` does not have it."""
+    params = [f"train_steps={steps}", f"num_prompts={prompts}"]
+    run_pipeline(home, params, to="draft")
+    plan, store = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))
+    drafts = [store.get(step.key) for step in plan.steps if step.uses == "drafts.train_draft"]
+    found = next(one for one in drafts if one.info["method"] == "eagle3")
+    return Draft(key=found.key, path=found.path, info=found.info)
+
+
+def trained_arms(model: AbstractTarget, draft: Draft, depths: Sequence[int], chain_depth: int) -> list[Arm]:
+    """A trained drafter alone at its usual depth, and beside copies as long as each of the depths."""
+    drafter, expected = open_drafter(draft, model), float(read_record(draft.path)["held_out_al"]) - 1.0
+    assert isinstance(drafter, AbstractDraft)
+    beside = WithSuffix(drafter, Suffix(SuffixSettings(min_score=expected)), chain_depth)
+    both = [Arm(f"eagle3 k={chain_depth} with suffix", beside, depth) for depth in depths]
+    return [Arm("eagle3", drafter, chain_depth), *both]
+
+
 def make_arms(depths: Sequence[int]) -> list[Arm]:
     """Plain decoding, prompt lookup with short and with long n-grams, suffix decoding."""
     drafters: dict[str, Drafter] = {
@@ -201,7 +227,7 @@ def measure(model: AbstractTarget, arms: list[Arm], tasks: Sequence[Task], reps:
                 arm.rounds += len(run.rounds)
                 arm.drafted += sum(r.drafted for r in run.rounds)
                 arm.ns.append(run.decode_ns)
-                if rep == 0 and arm.drafter is not None and task.answer is not None:
+                if rep == 0 and arm.drafter is not None and not arm.drafter.needs_features and task.answer is not None:
                     check_map(model, arm, task, task.answer, run)
 
 
@@ -241,20 +267,27 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=1, help="times that every prompt is decoded by every arm")
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 7, 16], help="draft tokens a round, at most")
     parser.add_argument("--workloads", nargs="+", default=["edit", "again", "functions", "own answers"])
+    parser.add_argument("--home", type=Path, help="with a trained drafter, kept in this folder")
+    parser.add_argument("--train-steps", type=int, default=450, help="optimiser steps of that drafter")
+    parser.add_argument("--train-prompts", type=int, default=832, help="prompts that it is trained on")
+    parser.add_argument("--chain-depth", type=int, default=3, help="draft tokens of its own chains")
     parser.add_argument("--dry-run", action="store_true", help="write no record")
     options = parser.parse_args()
     torch.set_num_threads(1)  # all work is the measured thread's
     model = open_target(Path(BUILTIN), dtype="float32", kernel="thorough")  # as the pipeline measures
     tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+    draft = trained_draft(options.home, options.train_steps, options.train_prompts) if options.home else None
     rows, dice = [], random.Random(0)
     for workload in options.workloads:
         arms = make_arms(options.depths)
+        arms += trained_arms(model, draft, options.depths, options.chain_depth) if draft else []
         tasks = make_tasks(workload, options.prompts, tokenizer, model.shape.max_position_embeddings)
         measure(model, arms, tasks, options.reps, dice)
         rows += table(workload, arms)
-    settings = {name: value for name, value in vars(options).items() if name != "dry_run"}
+    settings = {name: value for name, value in vars(options).items() if name not in ("dry_run", "home")}
     if not options.dry_run:
-        file = write_record("suffix-repetition", {**settings, "kernel": model.kernel, "rows": rows})
+        name = "suffix-repetition-trained" if draft else "suffix-repetition"
+        file = write_record(name, {**settings, "kernel": model.kernel, "rows": rows})
         print(f"written: {file.relative_to(ROOT)}")
 
 

@@ -12,7 +12,7 @@ A Proposer never sees x_0, so the history begins with x_1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -35,8 +35,29 @@ class NgramState:
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
+class FromSettings:
+    """A drafter that is made of its settings alone: no weights, no draft vocabulary, nothing of the target."""
+
+    num_steps: int
+    max_depth: int
+
+    def __init__(self, settings: Any) -> None:
+        """settings: the method's own class."""
+
+    @classmethod
+    def build(cls, target: AbstractTarget, settings: Any, draft_ids: Tensor) -> Self:
+        """As AbstractDraft.build."""
+        return cls(settings)
+
+    @classmethod
+    def untrained_record(cls, target: Target, settings: Any) -> UntrainedRecord:
+        """Its entries of draft.json."""
+        built = cls(settings)
+        return UntrainedRecord(settings, built.num_steps, built.max_depth, 0)
+
+
 @final
-class Ngram:
+class Ngram(FromSettings):
     """A Drafter without a network; `max_ngram` down to `min_ngram` tokens must match."""
 
     method: ClassVar[str] = "ngram"
@@ -45,17 +66,6 @@ class Ngram:
     def __init__(self, settings: NgramSettings = DEFAULTS, max_depth: int = 16) -> None:
         self.max_ngram, self.min_ngram, self.max_depth = settings.max_ngram, settings.min_ngram, max_depth
         self.num_steps, self.kernel = min(MEASURED_DEPTH, max_depth), "plain"
-
-    @classmethod
-    def build(cls, target: AbstractTarget, settings: NgramSettings, draft_ids: Tensor) -> Ngram:
-        """As AbstractDraft.build, without the target or a draft vocabulary."""
-        return cls(settings)
-
-    @classmethod
-    def untrained_record(cls, target: Target, settings: NgramSettings) -> UntrainedRecord:
-        """Its entries of draft.json."""
-        built = cls(settings)
-        return UntrainedRecord(settings, built.num_steps, built.max_depth, 0)
 
     def new_state(self, capacity: int) -> NgramState:
         """State for one sequence; it grows as it must."""

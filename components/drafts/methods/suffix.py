@@ -30,11 +30,9 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from components.contract import Target
-from components.drafts.interface import CommittedPositions, EveryPosition, Proposal, Sampling, UntrainedRecord
-from components.drafts.methods.ngram import MEASURED_DEPTH, NO_TOKEN
+from components.drafts.interface import CommittedPositions, EveryPosition, Proposal, Sampling
+from components.drafts.methods.ngram import MEASURED_DEPTH, NO_TOKEN, FromSettings
 from components.drafts.settings import SuffixSettings
-from components.targets.interface import AbstractTarget
 
 DEFAULTS = SuffixSettings()
 KEPT_SHARE = 0.75
@@ -336,7 +334,7 @@ class SuffixState:
 
 
 @final
-class Suffix:
+class Suffix(FromSettings):
     """A Drafter without a network."""
 
     method: ClassVar[str] = "suffix"
@@ -348,17 +346,6 @@ class Suffix:
         longest_match = settings.max_tree_depth - settings.max_draft_tokens
         self.limits = Limits(longest_match, self.max_depth, settings.max_spec_factor, settings.min_token_prob)
         self.cache = AnswerCache(settings.cached_tokens, settings.max_tree_depth)
-
-    @classmethod
-    def build(cls, target: AbstractTarget, settings: SuffixSettings, draft_ids: Tensor) -> Suffix:
-        """As AbstractDraft.build, without the target or a draft vocabulary."""
-        return cls(settings)
-
-    @classmethod
-    def untrained_record(cls, target: Target, settings: SuffixSettings) -> UntrainedRecord:
-        """Its entries of draft.json."""
-        built = cls(settings)
-        return UntrainedRecord(settings, built.num_steps, built.max_depth, 0)
 
     def remember(self, answers: Iterable[Sequence[int]]) -> None:
         """Add answers to the cache, for the requests that begin after it."""
