@@ -38,6 +38,7 @@ def open_target(
     kernel: str = "auto",
     tapped: bool = True,
     tap_layers: Sequence[int] | None = None,
+    layers: bool = True,
 ) -> AbstractTarget:
     """Load a target's weights.
 
@@ -49,6 +50,9 @@ def open_target(
         the model's own code; models that our forward pass does not cover always run there.
     tapped: False for a model that is not itself a target (a draft model may have too few layers for feature taps).
     tap_layers: the layers whose states are the features, as HF hidden_states indices; None: those of shape.taps_of.
+    layers: False reads nothing but embedding, final norm and LM head, mapped from their files where the dtype is the
+        stored one: enough to train a drafter from features, and it runs no passes. A target that `is_read_whole`
+        is read whole.
     Raises UserError when files are missing, damaged or changed since the artifact was made.
     """
     folder, record = open_record(target if isinstance(target, Path) else target.path)
@@ -62,7 +66,7 @@ def open_target(
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[own_dtype(config) or dtype_name]
     quantised = bool(quantisation := quantisation_of(config))
     check_scales(files.dtypes, quantisation, location)
-    if kernel != "transformers" and not quantised and is_supported(config, shape, set(files.by_name)):
+    if kernel != "transformers" and _has_own_pass(config, shape, files):
         check_shapes(config, shape, files.shapes, location)
         fast = FastTarget(
             config,
@@ -72,6 +76,7 @@ def open_target(
             dtype=torch_dtype,
             kernel=kernel,
             has_lm_head="lm_head.weight" in files.by_name and not config.tie_word_embeddings,
+            layers=layers,
         )
         _check_rotations(fast, location)
         fast.folder, fast.tap_layers = folder, taps
@@ -85,6 +90,19 @@ def open_target(
     wrapped = TransformersTarget(model.eval().requires_grad_(False), shape, location=location)
     wrapped.folder, wrapped.tap_layers = folder, taps
     return wrapped
+
+
+def is_read_whole(target: Target | Path) -> bool:
+    """Whether a target is read whole even without `layers`: where it runs in transformers' code."""
+    folder, record = open_record(target if isinstance(target, Path) else target.path)
+    location = str(record["model"])
+    config = read_config(folder, location=location, trust_remote_code=bool(record["trust_remote_code"]))
+    return not _has_own_pass(config, shape_of(config, location, tapped=False), _tensor_files(folder, location))
+
+
+def _has_own_pass(config: Any, shape: TargetShape, files: _TensorFiles) -> bool:
+    """Whether our own forward pass covers it."""
+    return not quantisation_of(config) and is_supported(config, shape, set(files.by_name))
 
 
 def _check_rotations(fast: FastTarget, location: str) -> None:

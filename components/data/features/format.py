@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NotRequired, TypedDict, final
 
 import torch
 from safetensors import safe_open
@@ -135,6 +135,9 @@ class FeatureSource(ABC):
     what was loaded before, so that a resumed run gets the same numbers.
     """
 
+    needs_passes: ClassVar[bool] = False
+    """Whether a target computes the features."""
+
     def __init__(self, path: Path, manifest: FeaturesManifest) -> None:
         self.path, self.manifest = path, manifest
         self.shards = Shards(path)
@@ -202,6 +205,8 @@ class StoredFeatures(FeatureSource):
 @final
 class LiveFeatures(FeatureSource):
     """Features computed by the target on demand."""
+
+    needs_passes: ClassVar[bool] = True
 
     def __init__(self, path: Path, manifest: FeaturesManifest, target: AbstractTarget | None = None) -> None:
         super().__init__(path, manifest)

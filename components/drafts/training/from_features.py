@@ -47,7 +47,7 @@ from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.loop import Schedule, greedy_examples, train
 from components.methods import METHODS, MethodName
 from components.targets.interface import AbstractTarget
-from components.targets.load import open_target
+from components.targets.load import is_read_whole, open_target
 
 FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
 
@@ -82,7 +82,12 @@ def train_from_features(
     if not rows:
         raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
     taps = data.manifest["tap_layers"]
-    model = open_target(target, device=ctx.device, kernel="plain", tap_layers=taps)  # plain: the same bits everywhere
+    whole = data.needs_passes or is_read_whole(target)
+    if whole:
+        why = "computes features on the fly" if data.needs_passes else "runs in transformers' code"
+        ctx.note(f"the whole target is opened, since it {why}; elsewhere embedding, final norm and head are enough")
+    # plain: the same bits everywhere
+    model = open_target(target, device=ctx.device, kernel="plain", tap_layers=taps, layers=whole)
     data = data.computed_by(model)
 
     start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None

@@ -158,7 +158,9 @@ class FastTarget(AbstractTarget):
         dtype: torch.dtype,
         kernel: str = "auto",
         has_lm_head: bool,
+        layers: bool = True,
     ) -> None:
+        """layers: False reads embedding, final norm and head alone; such a target runs no passes."""
         self.shape, self.device, self.dtype = shape, device, dtype
         architecture = architecture_of(config)
         assert architecture is not None, f"{config.model_type} is not known here"
@@ -184,7 +186,7 @@ class FastTarget(AbstractTarget):
             self._norm = self._fetch_norm(read, "model.norm.weight")
             self._head_weight = self._fetch(read, "lm_head.weight") if has_lm_head else self._embedding
             self._head = self._linear(self._head_weight)
-            self._layers = [self._read_layer(read, index) for index in range(shape.num_layers)]
+            self._layers = [self._read_layer(read, index) for index in range(shape.num_layers if layers else 0)]
         self._rotations: tuple[Tensor, ...] = ()
         self._choose_kernels(kernel)
 
@@ -377,6 +379,7 @@ class FastTarget(AbstractTarget):
     ) -> TargetPass:
         """All layers over embedded rows [B * T, H]; gives `last` always, logits of every row and taps on request."""
         taps, tapped = self.tapped_by(features), dict[int, Tensor]()
+        assert self._layers, "it was opened without its layers"
         for index, layer in enumerate(self._layers):
             if index in taps:
                 tapped[index] = x

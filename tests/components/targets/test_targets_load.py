@@ -144,3 +144,16 @@ def test_a_target_in_fp8_says_what_its_dequantised_weights_say(dtype: Any, tmp_p
     assert quantised.logits is not None and quantised.taps is not None
     torch.testing.assert_close(quantised.logits, expected.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(quantised.taps, expected.taps, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_without_layers_it_reads_no_layer_and_says_the_same_at_both_ends(family: str, tmp_path: Path) -> None:
+    folder = make_family(family, tmp_path / "target")
+    whole = open_target(folder, kernel="plain", dtype="bfloat16")
+    spoilt_tensor(GATE, lambda weight: weight.fill_(torch.nan))(folder)
+    ends = open_target(folder, kernel="plain", dtype="bfloat16", layers=False)
+    with pytest.raises(UserError, match="holds NaN"):
+        open_target(folder, kernel="plain", dtype="bfloat16")
+    last = torch.randn(1, 5, whole.shape.hidden_size, dtype=torch.bfloat16)
+    assert torch.equal(ends.embedding, whole.embedding)
+    assert torch.equal(ends.unembed(ends.final_norm(last)), whole.unembed(whole.final_norm(last)))
