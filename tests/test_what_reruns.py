@@ -59,7 +59,7 @@ def test_a_comment_reruns_nothing(copy: Path) -> None:
 
 
 def test_the_loss_of_eagle3_reruns_its_drafter_and_what_follows(copy: Path) -> None:
-    edit = "teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)"
+    edit = "teacher = teacher_for_steps(self.target, batch, self.draft_ids)"
     steps = changed(copy, "components/drafts/methods/eagle3.py", edit, edit + "\n        assert teacher is not None")
     assert steps == {"draft[eagle3]", "acceptance[eagle3]", *MEASURED_TOGETHER, *DECIDED}
 

@@ -216,6 +216,8 @@ class Batch(NamedTuple):
     lengths: Tensor  # [B] int64
     step: int = 0  # the optimiser step: the seed of a method's training noise
     documents: Documents | None = None  # None: every row is one document
+    divisors: Tensor | None = None
+    """Of a part of a larger batch: what the loss of each step is divided by, so that the parts' losses add up."""
 
     @property
     def causal(self) -> CausalMask:
@@ -237,6 +239,8 @@ class AbstractDraft(nn.Module, ABC):
 
     method: ClassVar[str]
     packs: ClassVar[bool] = False  # whether `losses` respects Batch.documents
+    splits: ClassVar[bool] = True  # whether `losses` of the parts of a batch add up to those of the whole
+    settings: Any  # of the method's own class in settings.py
     num_steps: int  # drafting steps it is trained for
     max_depth: int
     kernel: str = "plain"  # set by prepare_decoding; see Drafter
@@ -262,6 +266,11 @@ class AbstractDraft(nn.Module, ABC):
     def token_tables(self) -> frozenset[str]:
         """Names of parameters with one row per token (LM heads, embeddings), not trained by Muon (loop.py)."""
         return frozenset({"lm_head.weight"})
+
+    @property
+    def student_ids(self) -> Tensor | None:
+        """The target ids over which it is trained, int64 [N]; None: all."""
+        return self.draft_ids
 
     def scale_to_target_features(self, taps: Tensor) -> None:
         """Scale an untrained drafter to a sample of the target's hidden states, [M, N * H]; may set lr_scales."""

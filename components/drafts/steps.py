@@ -156,6 +156,9 @@ def train_draft(
     eval_every: Annotated[int, Field(ge=1)] = 50,
     eval_rows: Annotated[int, Field(ge=1)] = 32,
     checkpoint_every: Annotated[int, Field(ge=1)] = 50,
+    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0,
+    recompute: bool = False,
+    deterministic: bool = True,
     ctx: Context,
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
@@ -196,6 +199,12 @@ def train_draft(
         eval_every: optimiser steps between looks at the held-out acceptance length.
         eval_rows: held-out answers in such a look, at most.
         checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
+        micro_batch_tokens: tokens of a batch that are in memory at once, padding included; the gradients of a batch are
+            summed over its parts, and are those of the whole. 0: the batch at once. Not for methods that draw from a
+            batch as a whole (p-eagle, dflash, dspark).
+        recompute: keep no activations inside the drafter's blocks and compute them again for the gradients: much less
+            memory for a third more time, and the same gradients.
+        deterministic: on a GPU, kernels whose sums do not depend on timing, so that a resumed run has the same bits.
     """
     from components.drafts.training.from_features import train_draft as run
 
@@ -221,6 +230,9 @@ def train_draft(
         eval_every=eval_every,
         eval_rows=eval_rows,
         checkpoint_every=checkpoint_every,
+        micro_batch_tokens=micro_batch_tokens,
+        recompute=recompute,
+        deterministic=deterministic,
         ctx=ctx,
     )
 

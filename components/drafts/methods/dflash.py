@@ -54,11 +54,12 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
+from components.drafts.network.recompute import of_block
 from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import DFlashSettings
 from components.drafts.training.batches import step_generator
-from components.drafts.training.losses import Roots, StepLossAccumulator, row_loss, teacher_at_target_columns
+from components.drafts.training.losses import Roots, Step, StepLossAccumulator, judged_by, teacher_for_steps
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 
@@ -88,6 +89,7 @@ class BlockDraft(BatchedDraft[Decoder]):
     """The backbone of DFlash and of what builds on it. Trained parameters: fc, hidden_norm, layers, norm."""
 
     packs: ClassVar[bool] = True
+    splits: ClassVar[bool] = False  # its roots are drawn at random from the whole batch
 
     def __init__(self, target: AbstractTarget, settings: DFlashSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
@@ -163,7 +165,8 @@ class BlockDraft(BatchedDraft[Decoder]):
                 ask = Rope(self.shape, positions[..., -self.num_steps :].flatten(1))
                 sight = BlockSight(masked, self.num_steps, hidden.dtype)
             queries = attention.queries(inputs, ask)
-            hidden = finish_block(layer, hidden, attend_blocks(queries, of_columns, of_rows, sight))
+            mixed = attend_blocks(queries, of_columns, of_rows, sight)
+            hidden = of_block(partial(finish_block, layer), hidden, mixed)
         return self.norm(hidden.unflatten(1, (num_roots, -1))[:, :, -self.num_steps :]).unbind(2)
 
     def block_logits(self, output: Tensor) -> Tensor:
@@ -236,11 +239,12 @@ class DFlash(BlockDraft, DepthDraft[Decoder]):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: a block from each anchor."""
         self._decoder = None
-        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
         accumulator.use_roots(self.anchors(accumulator.roots, batch))
-        for logits in self.teacher_forced(batch, accumulator.roots.rows):
-            accumulator.add(logits, partial(row_loss, self.settings.loss))
+        outputs = self.block_outputs(batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, batch.causal)
+        judge = judged_by(self.block_logits, self.settings)
+        accumulator.add_steps(Step((output,), judge) for output in outputs)
         if self.settings.slot_weights == "dpace":
             return accumulator.survival_weighted(self.settings.dpace_alpha)
         return accumulator.result(self.settings.step_decay)

@@ -21,7 +21,6 @@ Shapes as in dflash.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -43,11 +42,12 @@ from components.drafts.network.layers import shift_left
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import DSparkSettings
 from components.drafts.training.losses import (
+    Step,
     StepLossAccumulator,
     Teacher,
     acceptance,
     row_loss,
-    teacher_at_target_columns,
+    teacher_for_steps,
 )
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
@@ -126,27 +126,31 @@ class DSpark(BlockDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: a block from each anchor, every slot given the true token before."""
         self._decoder = None
-        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
         accumulator.use_roots(self.anchors(accumulator.roots, batch))
-        for logits, confidence in self.slots(batch, accumulator.roots.rows):
-            accumulator.add(logits, partial(self._row_losses, confidence))
+        accumulator.add_steps(Step(states, self._judge) for states in self.slot_states(batch, accumulator.roots.rows))
         return accumulator.result(self.settings.step_decay)
 
-    def _row_losses(self, confidence: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:
+    def _judge(self, output: Tensor, embedded: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        """As Step's `judge`: of what `slot` takes."""
+        logits, confidence = self.slot(output, embedded)
         settings, alpha = self.settings, acceptance(logits, teacher)
         kept = alpha.detach().clamp(0.0, 1.0)
         surprise = F.binary_cross_entropy_with_logits(confidence.float(), kept, reduction="none")
         distance = settings.ce_weight * row_loss(settings.loss, logits, teacher) + settings.tv_weight * (1.0 - alpha)
-        return distance + settings.confidence_weight * surprise
+        return distance + settings.confidence_weight * surprise, logits
 
     def slots(self, batch: Batch, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """`slot` of draft tokens 0, 1, ... from columns rows [B, R], each given the true token before."""
+        return (self.slot(*states) for states in self.slot_states(batch, rows))
+
+    def slot_states(self, batch: Batch, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """What `slot` takes for draft tokens 0, 1, ... from columns rows [B, R], each given the true token before."""
         outputs = self.block_outputs(batch.taps, shift_left(batch.ids, 1), rows, batch.causal)
         before = torch.stack([shift_left(batch.ids, k + 1).gather(1, rows) for k in range(len(outputs))])
         # One lookup: its gradient is a table as large as the vocabulary.
-        for output, embedded in zip(outputs, self.markov_head.markov_w1(before), strict=True):
-            yield self.slot(output, embedded)
+        yield from zip(outputs, self.markov_head.markov_w1(before), strict=True)
 
     def slot(self, output: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [..., N] and the confidence's logit [...] of a slot: its output [..., H], W1 of the token before."""

@@ -32,7 +32,7 @@ gradient; passes weigh step_decay^j, 1 by default as theirs.
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import islice
 from typing import ClassVar, Self, final
 
 import torch
@@ -60,11 +60,12 @@ from components.drafts.network.training_linear import linear
 from components.drafts.settings import Eagle1Settings, HassSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
+    Step,
     StepLossAccumulator,
     Teacher,
     row_loss,
     smooth_l1,
-    teacher_at_target_columns,
+    teacher_for_steps,
     top_k_cross_entropy,
 )
 from components.targets.forward.linear import lay_out
@@ -152,26 +153,30 @@ class FeatureDraft(OneBlockDraft):
     def draft_logits(self, output: Tensor) -> Tensor:
         return F.linear(output, self.pruned_head)
 
+    @property
+    def student_ids(self) -> None:
+        """As AbstractDraft: the head is pruned for drafting alone."""
+
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: `num_passes` passes over all reachable columns, teacher-forced."""
         self._decoder = None
         features = self.features(batch.taps, batch.last)
-        accumulator = StepLossAccumulator(
-            batch, teacher_at_target_columns(self.target, batch, None), self.num_passes, self.settings.normaliser
-        )
+        teacher = teacher_for_steps(self.target, batch, None)
+        accumulator = StepLossAccumulator(batch, teacher, self.num_passes, self.settings.normaliser)
         outputs = self.unroll(batch, self._noisy(features, batch), accumulator.roots.rows)
-        for _ in range(self.num_passes):
-            output = next(outputs)
-            distance = smooth_l1(output, select_rows(features, accumulator.target_columns()))
-            accumulator.add(linear(output, self.head_weight), partial(self._row_loss, distance))
+        accumulator.add_steps(
+            Step((output, select_rows(features, accumulator.target_columns(step=k))), self._judge)
+            for k, output in enumerate(islice(outputs, self.num_passes))
+        )
         return accumulator.result(self.settings.step_decay)
 
-    def _row_loss(self, distance: Tensor, logits: Tensor, teacher: Teacher) -> Tensor:
-        """SmoothL1 distances [B, R] and logits [B, R, V] -> the weighted loss of every row [B, R]."""
+    def _judge(self, output: Tensor, feature: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        """Outputs and the features that they predict [B, R, H] -> the weighted loss [B, R] and logits [B, R, V]."""
+        distance, logits = smooth_l1(output, feature), linear(output, self.head_weight)
         loss = self.feature_weight * distance + self.token_weight * row_loss(self.settings.loss, logits, teacher)
         if self.top_k_weight > 0:
             loss = loss + self.top_k_weight * top_k_cross_entropy(logits, teacher.probs, self.top_k)
-        return loss
+        return loss, logits
 
     def _noisy(self, features: Tensor, batch: Batch) -> Tensor:
         """Add training noise to features [B, T, H]; the same optimiser step has the same noise."""

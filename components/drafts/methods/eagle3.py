@@ -46,7 +46,7 @@ from components.drafts.network.layers import (
 )
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import Eagle3Settings
-from components.drafts.training.losses import step_losses, teacher_at_target_columns
+from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.forward.linear import lay_out
 from components.targets.interface import AbstractTarget
 
@@ -151,9 +151,9 @@ class Eagle3(OneBlockDraft):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
         self._decoder = None
-        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
-        steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
+        teacher = teacher_for_steps(self.target, batch, self.draft_ids)
+        outputs = partial(self.outputs, batch)
+        return step_losses(batch, outputs, self.num_steps, teacher, self.settings, self.draft_logits)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:
         """As OneBlockDraft: norm weights are folded into the linear layers after them."""

@@ -80,7 +80,7 @@ from components.drafts.network.layers import (
 from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
 from components.drafts.network.training_linear import TrainingLinear, linear
 from components.drafts.settings import MtpSettings
-from components.drafts.training.losses import step_losses, teacher_at_target_columns
+from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 
@@ -360,19 +360,31 @@ class Mtp(BatchedDraft[Decoder]):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
         self._decoder = None
-        teacher = teacher_at_target_columns(self.target, batch, None)
-        steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
+        teacher = teacher_for_steps(self.target, batch, None)
+        states = partial(self.states, batch)
+        return step_losses(batch, states, self.num_steps, teacher, self.settings, self.unembedded)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of modules 1, 2, ... at columns rows [B, R], each fed the true x_{t+j}."""
+        return map(self.unembedded, self.states(batch, rows))
+
+    def unembedded(self, normed: Tensor) -> Tensor:
+        """The target's LM head: [..., H] -> [..., V]."""
+        return linear(normed, self.head_weight)
+
+    @property
+    def student_ids(self) -> None:
+        """As AbstractDraft: the head is pruned for drafting alone."""
+
+    def states(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """As `teacher_forced`, before the head: [B, R, H]."""
         sequence = torch.arange(len(rows), device=rows.device)[:, None]
         causal = batch.causal
         rope, visible = Rope(self.shape, causal.positions), causal.visible
         hidden = self.initial_hidden(batch.last)
         for j, module in enumerate(self.mtp_modules, start=1):
             hidden = module(self.embedded(batch.ids, j, causal), hidden, rope, visible)
-            yield linear(module.shared_head.norm(hidden[sequence, rows]), self.head_weight)
+            yield module.shared_head.norm(hidden[sequence, rows])
 
     @torch.no_grad()
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:

@@ -40,7 +40,7 @@ from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_n
 from components.drafts.network.layers import CausalMask, embedded, head_rows, normed_state, shift_left
 from components.drafts.network.sampling import DraftSampler, most_likely
 from components.drafts.settings import MtpSettings
-from components.drafts.training.losses import step_losses, teacher_at_target_columns
+from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.config import read_config
 from components.targets.interface import AbstractTarget
 
@@ -155,16 +155,28 @@ class MtpNative(AbstractDraft):
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: teacher-forced, all reachable columns at once."""
-        teacher = teacher_at_target_columns(self.target, batch, None)
-        steps = partial(self.teacher_forced, batch)
-        return step_losses(batch, steps, self.num_steps, teacher, self.settings)
+        teacher = teacher_for_steps(self.target, batch, None)
+        states = partial(self.states, batch)
+        return step_losses(batch, states, self.num_steps, teacher, self.settings, self.unembedded)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
+        return map(self.unembedded, self.states(batch, rows))
+
+    def unembedded(self, normed: Tensor) -> Tensor:
+        """The target's LM head: [..., H] -> [..., V]."""
+        return F.linear(normed, self.head_weight)
+
+    @property
+    def student_ids(self) -> None:
+        """As AbstractDraft: the head is pruned for drafting alone."""
+
+    def states(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """As `teacher_forced`, before the head: [B, R, H]."""
         unrolled = _Unrolled(self, batch.last, shift_left(batch.ids, 1), rows, batch.causal)
         for k in range(self.num_steps):
             out = unrolled.step(shift_left(batch.ids, k + 1).gather(1, rows))
-            yield F.linear(self.module.last_norm(out), self.head_weight)
+            yield self.module.last_norm(out)
 
     @torch.no_grad()
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:

@@ -22,6 +22,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, NamedTuple, Protocol, final
 
 import torch
@@ -106,9 +107,11 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """Logits [B, R, N] of steps 0..num_steps - 1 from columns rows [B, R], each fed the true x_{t+1+k}."""
-        outputs = self.unroll(batch, self.features(batch.taps, batch.last), rows)
-        for _ in range(self.num_steps):
-            yield self.draft_logits(next(outputs))
+        return map(self.draft_logits, self.outputs(batch, rows))
+
+    def outputs(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """As `teacher_forced`, before `draft_logits`: [B, R, H]."""
+        return islice(self.unroll(batch, self.features(batch.taps, batch.last), rows), self.num_steps)
 
     @torch.no_grad()
     def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:

@@ -57,15 +57,17 @@ from components.drafts.network.layers import (
     norm_weight_of,
     shift_left,
 )
+from components.drafts.network.recompute import of_block
 from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import EXTRA_DEPTH, PEagleSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
     Roots,
+    Step,
     StepLossAccumulator,
-    row_loss,
-    teacher_at_target_columns,
+    judged_by,
+    teacher_for_steps,
 )
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
@@ -98,6 +100,7 @@ class PEagle(DepthDraft[Decoder]):
 
     method: ClassVar[str] = "p-eagle"
     packs: ClassVar[bool] = True
+    splits: ClassVar[bool] = False  # its roots are drawn at random from the whole batch
 
     def __init__(self, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
@@ -153,7 +156,7 @@ class PEagle(DepthDraft[Decoder]):
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
         self._decoder = None
-        teacher = teacher_at_target_columns(self.target, batch, self.draft_ids)
+        teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
         widths = [accumulator.roots.rows.shape[1]] * self.num_steps
         if self.training:
@@ -162,10 +165,9 @@ class PEagle(DepthDraft[Decoder]):
                 max(1, round(widths[0] * max(self.settings.kept_share**d, self.settings.least_share)))
                 for d in range(self.num_steps)
             ]
-        for logits in self.draft_logits(
-            batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, widths, batch.causal
-        ):
-            accumulator.add(logits, partial(row_loss, self.settings.loss))
+        rows, judge = accumulator.roots.rows, judged_by(self.lm_head, self.settings)
+        states = self.draft_states(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
+        accumulator.add_steps(Step((of_depth,), judge) for of_depth in states)
         return accumulator.result(self.settings.step_decay)
 
     def teacher_forced(self, batch: Batch, rows: Tensor) -> list[Tensor]:
@@ -183,7 +185,13 @@ class PEagle(DepthDraft[Decoder]):
     def draft_logits(
         self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None
     ) -> list[Tensor]:
-        """Logits of depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], N] each.
+        """Logits of depths 0, 1, ..., [B, widths[d], N] each: see `draft_states`."""
+        return [self.lm_head(states) for states in self.draft_states(taps, next_ids, rows, widths, causal)]
+
+    def draft_states(
+        self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None
+    ) -> list[Tensor]:
+        """What the LM head reads at depths 0, 1, ..., depth d from the first widths[d] roots: [B, widths[d], H] each.
 
         taps: [B, T, N * H]; next_ids: int64 [B, T], x_{t+1}; rows: int64 [B, R], the roots; widths: R first, not
         rising; causal: positions and visibility of the columns; None: a document each row.
@@ -198,12 +206,12 @@ class PEagle(DepthDraft[Decoder]):
                 column_inputs, masked_inputs = layer.input_layernorm(columns), layer.input_layernorm(masked)
             state = LayerRows(self.shape, layer, column_inputs, rows, widths, causal)
             if layer is self.all_layers[-1]:
-                roots = finish_block(layer, select_rows(columns, rows), state.mixed_at_roots())
+                roots = of_block(partial(finish_block, layer), select_rows(columns, rows), state.mixed_at_roots())
             else:
-                columns = finish_block(layer, columns, state.mixed_at_columns())
+                columns = of_block(partial(finish_block, layer), columns, state.mixed_at_columns())
             if masked.shape[1]:
-                masked = finish_block(layer, masked, state.mixed_at_masks(masked_inputs))
-        return list(self.lm_head(self.norm(torch.cat((roots, masked), 1))).split(widths, 1))
+                masked = of_block(partial(finish_block, layer), masked, state.mixed_at_masks(masked_inputs))
+        return list(self.norm(torch.cat((roots, masked), 1)).split(widths, 1))
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""

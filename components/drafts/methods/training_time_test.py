@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from components.drafts.network.layers import BlockParts, BlockShape, CausalMask, Rope, Sight, finish_block
+from components.drafts.network.recompute import of_block
 
 
 class OneBlock(Protocol):
@@ -71,15 +72,20 @@ class Unrolled:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed x_{t+1+k}, int64 [B, R]; returns the block's output [B, R, H]."""
-        draft, attention = self.draft, self.draft.block.self_attn
-        inputs, residual = draft.attention_inputs(tokens, self.hidden)
-        rope = Rope(draft.shape, self.positions + self.num_steps)
-        if self.num_steps > 0:
-            self.later.append(attention.keys_values(inputs, rope))
-            if window := draft.shape.window:  # it moves on by a column a step
-                self.sight = Sight(self.causal, self.rows, window, self.num_steps)
-        mixed = attend(draft.shape, attention.queries(inputs, rope), self.keys, self.values, self.sight, self.later)
-        output = finish_block(draft.block, residual, mixed)
+        draft, number, later = self.draft, self.num_steps, tuple(self.later)
+        if number and (window := draft.shape.window):  # it moves on by a column a step
+            self.sight = Sight(self.causal, self.rows, window, number)
+        sight = self.sight
+
+        def run(hidden: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+            inputs, residual = draft.attention_inputs(tokens, hidden)
+            attention, rope = draft.block.self_attn, Rope(draft.shape, self.positions + number)
+            own = (attention.keys_values(inputs, rope),) if number else ()
+            mixed = attend(draft.shape, attention.queries(inputs, rope), keys, values, sight, (*later, *own))
+            return finish_block(draft.block, residual, mixed), own
+
+        output, own = of_block(run, self.hidden, self.keys, self.values)
+        self.later += own
         self.hidden = draft.next_step_input(output)
         self.num_steps += 1
         return output

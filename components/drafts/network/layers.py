@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from components.drafts.network.recompute import of_block
 from components.drafts.network.training_linear import TrainingLinear
 from components.targets.interface import AbstractTarget
 
@@ -181,9 +182,13 @@ def finish_block(block: BlockParts, residual: Tensor, mixed: Tensor) -> Tensor:
 
 def run_llama_block(block: LlamaParts, x: Tensor, rope: Rope, visible: Tensor | None = None) -> Tensor:
     """All columns at once, causal or masked by `visible`: [B, T, H] -> [B, T, H]."""
-    normed = block.input_layernorm(x)
-    keys, values = block.self_attn.keys_values(normed, rope)
-    return finish_block(block, x, attend_visible(block.self_attn.queries(normed, rope), keys, values, visible))
+
+    def run(x: Tensor) -> Tensor:
+        normed = block.input_layernorm(x)
+        keys, values = block.self_attn.keys_values(normed, rope)
+        return finish_block(block, x, attend_visible(block.self_attn.queries(normed, rope), keys, values, visible))
+
+    return of_block(run, x)
 
 
 @final

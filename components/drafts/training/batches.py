@@ -56,11 +56,11 @@ class BatchOrder:
     def epoch(self, number: int) -> list[list[FeatureRow]]:
         """The batches of one pass over the rows."""
         if not self.shuffled:
-            return self._pack_in_order() if self.packing == "pack" else self._split(self.rows)
+            return self.parts(list(self.rows), self.batch_tokens)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = [self.rows[i] for i in torch.randperm(len(self.rows), generator=generator).tolist()]
         if self.packing == "none":
-            return self._split(order)
+            return self._split(order, self.batch_tokens)
         mean = sum(map(self.length, order)) / len(order)
         pool_size = max(1, int(BATCHES_IN_POOL * self.batch_tokens / mean))
         batches: list[list[FeatureRow]] = []
@@ -69,7 +69,7 @@ class BatchOrder:
             if self.packing == "pack":
                 batches += self._pack_shuffled(pool_rows, generator)
                 continue
-            pool_batches = self._split(sorted(pool_rows, key=self.length))
+            pool_batches = self._split(sorted(pool_rows, key=self.length), self.batch_tokens)
             batches += [pool_batches[i] for i in torch.randperm(len(pool_batches), generator=generator).tolist()]
         return batches
 
@@ -88,12 +88,20 @@ class BatchOrder:
             yield from batches[step:]
             step, number = max(0, step - len(batches)), number + 1
 
-    def _split(self, rows: Sequence[FeatureRow]) -> list[list[FeatureRow]]:
+    def parts(self, rows: list[FeatureRow], tokens: int) -> list[list[FeatureRow]]:
+        """Cut a batch into parts of at most `tokens` tokens, padding included, or of one row or lane; 0: whole."""
+        if not tokens:
+            return [rows]
+        if self.packing == "pack":
+            return self._lanes_together(rows, max(1, tokens // self.lane_width))
+        return self._split(rows, tokens)
+
+    def _split(self, rows: Sequence[FeatureRow], batch_tokens: int) -> list[list[FeatureRow]]:
         batches: list[list[FeatureRow]] = [[]]
         width = 0
         for row in rows:
             width = max(width, padded_length(self.length(row)))
-            if batches[-1] and (len(batches[-1]) + 1) * width > self.batch_tokens:
+            if batches[-1] and (len(batches[-1]) + 1) * width > batch_tokens:
                 batches.append([])
                 width = padded_length(self.length(row))
             batches[-1].append(row)
@@ -109,12 +117,12 @@ class BatchOrder:
             for start in range(0, len(lanes), lanes_in_batch)
         ]
 
-    def _pack_in_order(self) -> list[list[FeatureRow]]:
-        """Fill lanes with the rows in order and cut them into batches."""
+    def _lanes_together(self, rows: Sequence[FeatureRow], num_lanes: int) -> list[list[FeatureRow]]:
+        """Fill lanes with the rows in order and cut them into batches of num_lanes."""
         batches: dict[int, list[FeatureRow]] = {}
-        lanes = in_order([self.length(row) for row in self.rows], self.lane_width)
-        for row, (lane, _) in zip(self.rows, lanes, strict=True):
-            batches.setdefault(lane // self._lanes_in_batch, []).append(row)
+        lanes = in_order([self.length(row) for row in rows], self.lane_width)
+        for row, (lane, _) in zip(rows, lanes, strict=True):
+            batches.setdefault(lane // num_lanes, []).append(row)
         return list(batches.values())
 
     @property

@@ -99,6 +99,8 @@ def train_from_features(
     draft: AbstractDraft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
     if choice.packing == "pack":
         _check_packing(draft, settings)
+    if schedule.micro_batch_tokens:
+        _check_parts(draft, settings)
     draft.scale_to_target_features(
         torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
     )
@@ -178,6 +180,20 @@ def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
     if isinstance(settings, Trained) and settings.normaliser == "position":
         raise UserError(
             "train_draft: packing: pack has no padding for normaliser: position to divide by; take token or sequence"
+        )
+
+
+def _check_parts(draft: AbstractDraft, settings: Settings) -> None:
+    """Batches in parts need a loss that is a sum over rows."""
+    if not draft.splits:
+        raise UserError(
+            f"train_draft: micro_batch_tokens is not for method {draft.method}, which draws from a batch as a whole;"
+            " take a smaller batch_tokens or recompute: true"
+        )
+    if isinstance(settings, Trained) and settings.normaliser == "position":
+        raise UserError(
+            "train_draft: parts of a batch are padded apart, so micro_batch_tokens is not for normaliser: position;"
+            " take token or sequence"
         )
 
 
@@ -322,6 +338,9 @@ def train_draft(
     eval_every: int,
     eval_rows: int,
     checkpoint_every: int,
+    micro_batch_tokens: int,
+    recompute: bool,
+    deterministic: bool,
     ctx: Context,
 ) -> Draft:
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
@@ -342,6 +361,9 @@ def train_draft(
         precision=precision,
         optimizer=optimizer,
         muon_lr_scale=muon_lr_scale,
+        micro_batch_tokens=micro_batch_tokens,
+        recompute=recompute,
+        deterministic=deterministic,
     )
     data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
     return train_from_features(

@@ -29,9 +29,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -40,10 +41,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.contract import Context, UserError
-from components.data.features.format import Example, FeatureSource
-from components.drafts.interface import AbstractDraft, StepLosses
+from components.data.features.format import Example, FeatureRow, FeatureSource
+from components.drafts.interface import AbstractDraft, Batch, StepLosses
 from components.drafts.network.layers import reachable
+from components.drafts.network.recompute import recomputing_blocks
 from components.drafts.training.batches import BatchOrder
+from components.drafts.training.losses import divisors
 from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
 from components.tensor_files import read_tensors
@@ -68,6 +71,9 @@ class Schedule:
     precision: Precision
     optimizer: OptimizerName
     muon_lr_scale: float
+    micro_batch_tokens: int = 0
+    recompute: bool = False
+    deterministic: bool = True
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
@@ -121,11 +127,20 @@ class Optimizer:
 
     def update(self, loss: Tensor, learning_rate: float, clip_norm: float) -> float:
         """One step down the gradient of `loss`; returns the gradient's norm before clipping, in the learning scale."""
+        self.clear()
+        loss.backward()
+        return self.step(learning_rate, clip_norm)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self, learning_rate: float, clip_norm: float) -> float:
+        """As `update`, with the gradients that are there."""
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate * group["lr_share"]
-            part.zero_grad(set_to_none=True)
-        loss.backward()
         norms = [p.grad.norm() * self._scales[p] for p in self._parameters if p.grad is not None]
         norm = torch.stack(norms).norm()
         torch.nn.utils.clip_grads_with_norm_(self._parameters, clip_norm, norm)
@@ -180,11 +195,12 @@ def train(
         _evaluate(draft, held_out, progress, ctx)
     draft.train()
     while progress.step < schedule.num_steps:
-        batch = order.batch(features, next(batches), device)._replace(step=progress.step)
-        with _deterministic_kernels(device):
-            with _autocast(device, dtype):
-                result = draft.losses(batch)
-            norm = optimizer.update(result.loss, schedule.learning_rate(progress.step), schedule.clip_norm)
+        parts = order.parts(next(batches), schedule.micro_batch_tokens)
+        micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
+        with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
+            optimizer.clear()
+            result = backward(draft, micro_batches, partial(_autocast, device, dtype))
+            norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
         progress.step += 1
         _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
         last = progress.step == schedule.num_steps
@@ -196,17 +212,52 @@ def train(
     return load_best(ctx.scratch, draft, progress), progress
 
 
+@dataclass(frozen=True)
+class MicroBatches:
+    """The parts of one batch, loaded one after the other."""
+
+    load: Callable[[list[FeatureRow]], Batch]
+    parts: Sequence[list[FeatureRow]]
+    step: int  # the optimiser step
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.load(part)._replace(step=self.step) for part in self.parts)
+
+
+def backward(
+    draft: AbstractDraft, batches: MicroBatches, autocast: Callable[[], AbstractContextManager[object]]
+) -> StepLosses:
+    """Add the gradients of a batch's loss to those of the parameters, part by part; returns the batch's losses.
+
+    The loss of a part is divided by what that of the whole is divided by, so gradients are those of the whole batch.
+    """
+    shared = None
+    if len(batches.parts) > 1:
+        normaliser = draft.settings.normaliser
+        of_parts = [divisors(batch, draft.target, draft.student_ids, normaliser) for batch in batches]
+        shared = torch.stack(of_parts).sum(0)
+    results = []
+    for batch in batches:
+        with autocast():
+            result = draft.losses(batch._replace(divisors=shared))
+        result.loss.backward()
+        results.append(result._replace(loss=result.loss.detach()))
+    return (
+        results[0] if len(results) == 1 else StepLosses(*(torch.stack(of).sum(0) for of in zip(*results, strict=True)))
+    )
+
+
 def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 @contextmanager
-def _deterministic_kernels(device: torch.device) -> Iterator[None]:
+def _deterministic_kernels(device: torch.device, on: bool) -> Iterator[None]:
     """On a GPU select deterministic kernels: others sum some gradients in the order in which blocks finish.
 
     An operator without one only warns, in the step's log.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not on:
         yield
         return
     enabled = torch.are_deterministic_algorithms_enabled()

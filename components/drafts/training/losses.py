@@ -23,8 +23,7 @@ acceptance probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -33,12 +32,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from components.drafts.interface import Batch, StepLosses
-from components.drafts.network.layers import WIDTH_STEP, packed_rows, reachable
+from components.drafts.network.layers import WIDTH_STEP, packed_rows, reachable, shift_left
+from components.drafts.network.recompute import recomputed
 from components.drafts.settings import Distilled, LossName
 from components.targets.interface import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 TEACHER_COLUMNS = 64
+KEPT_TEACHER = 1 << 25
+"""Probabilities up to which the teacher of a batch is kept."""
+LOGITS_AT_ONCE = 1 << 27
+"""Logits of all steps that exist at once where the teacher is not kept."""
+MOST_STEPS = 16  # of any method
 
 
 class ColumnTeacher(Protocol):
@@ -54,11 +59,44 @@ class SparseTeacher(NamedTuple):
     teacher: Teacher  # over [1, C]
     index_of_column: Tensor  # int64 [B, T]: the index of a column among the C
 
+    def over(self, columns: Tensor) -> SparseTeacher:
+        """Itself: it has all columns."""
+        return self
+
     def at(self, rows: Tensor) -> Teacher:
         index_of_column = self.index_of_column.gather(1, rows)
         return Teacher(
             *(part[0].index_select(0, index_of_column.flatten()).unflatten(0, rows.shape) for part in self.teacher)
         )
+
+
+class LazyTeacher(NamedTuple):
+    """A teacher that keeps no distributions: they are computed for the columns that are asked for."""
+
+    target: AbstractTarget
+    last: Tensor  # [B, T, H], before the final norm
+    student_ids: Tensor | None
+
+    def over(self, columns: Tensor) -> SparseTeacher:
+        """The teacher at these columns, int64 [B, C], each computed once."""
+        num_sequences, num_columns = self.last.shape[:2]
+        offsets = torch.arange(num_sequences, device=columns.device)[:, None] * num_columns
+        needed = (columns + offsets).unique()
+        index = torch.zeros(num_sequences * num_columns, dtype=torch.int64, device=columns.device)
+        index[needed] = torch.arange(len(needed), device=columns.device)
+        teacher = teacher_distributions(self.target, self.last.flatten(0, 1)[needed][None], self.student_ids)
+        return SparseTeacher(teacher, index.view(num_sequences, num_columns))
+
+    def at(self, rows: Tensor) -> Teacher:
+        return self.over(rows).at(rows)
+
+
+def teacher_for_steps(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher | LazyTeacher:
+    """The teacher for `StepLossAccumulator.add_steps`, which is kept where it is small."""
+    num_tokens = target.shape.vocab_size if student_ids is None else student_ids.numel()
+    if batch.mask.sum() * num_tokens > KEPT_TEACHER:
+        return LazyTeacher(target, batch.last, student_ids)
+    return teacher_at_target_columns(target, batch, student_ids)
 
 
 def teacher_at_target_columns(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher:
@@ -104,26 +142,52 @@ def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | N
 
 
 def average_losses(
-    losses: Tensor, included: Tensor, normaliser: Normaliser, num_positions: int, sequences: Tensor | None = None
+    losses: Tensor,
+    included: Tensor,
+    normaliser: Normaliser,
+    num_positions: int,
+    sequences: Tensor | None = None,
+    divisor: Tensor | None = None,
 ) -> Tensor:
     """Average losses [B, R] over the rows where included, bool [B, R].
 
     token: mean over included rows. sequence: mean over the means of sequences, so that short answers weigh as much as
     long ones. position: sum divided by the B * T positions of the padded batch, as the first public trainers do.
-    sequences: int64 [B, R], the sequence of every row, from 0; None: each b is one sequence.
+    sequences: int64 [B, R], the sequence of every row, from 0; None: each b is one sequence. divisor: what the sum is
+    divided by instead, for a part of a larger batch (`divisors`).
     """
     masked = losses.masked_fill(~included, 0.0)
     if normaliser == "position":
         return masked.sum() / num_positions
     if normaliser == "token":
-        return masked.sum() / included.sum().clamp(min=1)
+        return masked.sum() / (included.sum() if divisor is None else divisor).clamp(min=1)
     if sequences is None:
         sums, counts = masked.sum(1), included.sum(1)
     else:
         sequence_of_row, num_sequences = sequences[included], int(sequences.max()) + 1
         sums = masked.new_zeros(num_sequences).index_add(0, sequence_of_row, losses[included])
         counts = sequence_of_row.bincount(minlength=num_sequences)
-    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+    return (sums / counts.clamp(min=1)).sum() / ((counts > 0).sum() if divisor is None else divisor).clamp(min=1)
+
+
+@torch.no_grad()
+def divisors(batch: Batch, target: AbstractTarget, student_ids: Tensor | None, normaliser: Normaliser) -> Tensor:
+    """What the losses of steps 0, 1, ... of a batch are divided by, float32 [MOST_STEPS]; those of parts add up."""
+    assert normaliser != "position", "parts are padded apart"
+    best = torch.zeros_like(batch.ids)
+    if student_ids is not None:
+        answers = batch.mask.flatten().nonzero()[:, 0]
+        for at in answers.split(TEACHER_COLUMNS):
+            states = batch.last.flatten(0, 1)[at][None]
+            best.view(-1)[at] = teacher_distributions(target, states, student_ids).best[0]
+    numbers = torch.arange(len(best), device=best.device)[:, None].expand_as(best)
+    if batch.documents is not None:
+        numbers = batch.documents.numbers
+    counts = []
+    for k, allowed in enumerate(reachable(batch.mask, MOST_STEPS)):
+        trained = allowed & (shift_left(best, k + 1) >= 0)
+        counts.append(trained.sum() if normaliser == "token" else numbers[trained].unique().numel())
+    return torch.tensor(counts, dtype=torch.float32, device=best.device)
 
 
 class Roots(NamedTuple):
@@ -131,6 +195,14 @@ class Roots(NamedTuple):
 
     rows: Tensor  # int64 [B, R]
     valid: Tensor  # bool [B, R]: False on filler rows
+
+
+class Step(NamedTuple):
+    """A drafting step whose logits do not exist yet."""
+
+    states: tuple[Tensor, ...]  # [B, R', ...] each, row by row
+    judge: Callable[..., tuple[Tensor, Tensor]]
+    """(*states of some rows, the teacher of those rows) -> their losses [B, R''] and logits [B, R'', N]"""
 
 
 class StepLossAccumulator:
@@ -157,27 +229,55 @@ class StepLossAccumulator:
         assert not self.losses
         self.roots, self.all_correct = roots, roots.valid
 
-    def target_columns(self, num_roots: int | None = None) -> Tensor:
-        """The target columns of the next step, for the first `num_roots` roots: int64 [B, R']."""
+    def target_columns(self, num_roots: int | None = None, step: int | None = None) -> Tensor:
+        """The target columns of a step (None: the next), for the first `num_roots` roots: int64 [B, R']."""
         rows = self.roots.rows[:, :num_roots]
-        return (rows + len(self.losses) + 1).clamp(max=self.batch.ids.shape[1] - 1)
+        step = len(self.losses) if step is None else step
+        return (rows + step + 1).clamp(max=self.batch.ids.shape[1] - 1)
 
     def add(self, logits: Tensor, loss: Callable[[Tensor, Teacher], Tensor]) -> None:
         """Add the next step: its logits [B, R', N]; loss: (logits, the teacher of their rows) -> [B, R']."""
-        width = logits.shape[1]
+        teacher = self.teacher.at(self.target_columns(logits.shape[1]))
+        self._tally(loss(logits, teacher), *_hits(logits, teacher))
+
+    def add_steps(self, steps: Iterable[Step]) -> None:
+        """Add all steps. Where they have many logits, a few roots at a time, and again when gradients are computed.
+
+        The teacher is of `teacher_for_steps`.
+        """
+        if not isinstance(self.teacher, LazyTeacher):
+            for step in steps:
+                teacher = self.teacher.at(self.target_columns(step.states[0].shape[1]))
+                losses, logits = step.judge(*step.states, teacher)
+                self._tally(losses, *_hits(logits, teacher))
+            return
+        lazy, steps = self.teacher, list(steps)
+        columns = [self.target_columns(step.states[0].shape[1], k) for k, step in enumerate(steps)]
+        num_tokens = lazy.target.shape.vocab_size if lazy.student_ids is None else lazy.student_ids.numel()
+        num_sequences, num_roots = self.roots.rows.shape
+        at_once = max(1, LOGITS_AT_ONCE // (num_sequences * num_tokens * len(steps)))
+        parts = []
+        for start in range(0, num_roots, at_once):
+            rows = [part[:, start : start + at_once] for part in columns]
+            states = [tuple(part[:, start : start + at_once] for part in step.states) for step in steps]
+            parts.append(recomputed(_judged, steps, states, lazy, rows))
+        for of_step in zip(*parts, strict=True):
+            self._tally(*(torch.cat(found, 1) for found in zip(*of_step, strict=True)))
+
+    def _tally(self, row_losses: Tensor, known: Tensor, correct: Tensor) -> None:
+        """Add losses [B, R'] and `_hits` of the next step."""
+        width = row_losses.shape[1]
         rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
         allowed = self.reachable_at_step[len(self.losses)].gather(1, rows) & valid
-        teacher = self.teacher.at(self.target_columns(width))
-        best = teacher.best
-        row_losses = loss(logits, teacher)
         documents = self.batch.documents
         sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
-        trained = allowed & (best >= 0)
+        trained = allowed & known
         self.row_losses.append((row_losses, trained))
-        self.losses.append(average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences))
-        # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
-        correct = logits.detach().gather(-1, best.clamp(min=0)[..., None])[..., 0] >= logits.detach().amax(-1)
-        self.all_correct = self.all_correct[:, :width] & correct & (best >= 0)
+        divisor = None if self.batch.divisors is None else self.batch.divisors[len(self.losses)]
+        self.losses.append(
+            average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences, divisor)
+        )
+        self.all_correct = self.all_correct[:, :width] & correct & known
         self.accepted.append((self.all_correct & allowed).sum())
         self.num_reachable.append(allowed.sum())
 
@@ -200,6 +300,25 @@ class StepLossAccumulator:
         return StepLosses(total, per_step, torch.stack(self.accepted), torch.stack(self.num_reachable))
 
 
+def _judged(
+    steps: Sequence[Step], states: Sequence[tuple[Tensor, ...]], teacher: LazyTeacher, columns: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Losses and `_hits` of every step at some roots: their states, and their target columns int64 [B, R']."""
+    known, found = teacher.over(torch.cat(tuple(columns), 1)), []
+    for step, of_rows, rows in zip(steps, states, columns, strict=True):
+        of_columns = known.at(rows)
+        losses, logits = step.judge(*of_rows, of_columns)
+        found.append((losses, *_hits(logits, of_columns)))
+    return found
+
+
+def _hits(logits: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+    """Whether the draft vocabulary has the teacher's argmax, and whether the logits say it: bool [B, R] each."""
+    best, said = teacher.best, logits.detach()
+    # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
+    return best >= 0, said.gather(-1, best.clamp(min=0)[..., None])[..., 0] >= said.amax(-1)
+
+
 @torch.no_grad()
 def survival_weights(losses: Tensor, trained: Tensor, smoothing: float) -> Tensor:
     """D-PACE's weights of K steps (arXiv:2605.18810): losses and trained [K, ...] -> float32 [K, ...].
@@ -214,19 +333,31 @@ def survival_weights(losses: Tensor, trained: Tensor, smoothing: float) -> Tenso
 
 def step_losses(
     batch: Batch,
-    steps: Callable[[Tensor], Iterable[Tensor]],
+    states: Callable[[Tensor], Iterable[Tensor]],
     num_steps: int,
     teacher: ColumnTeacher,
     settings: Distilled,
+    head: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> StepLosses:
     """Losses and counts of every drafting step of one training forward; see StepLossAccumulator.
 
-    steps: rows int64 [B, R] (the columns to draft from) -> the teacher-forced logits [B, R, N] of steps 0, 1, ...
+    states: rows int64 [B, R] (the columns to draft from) -> the teacher-forced states [B, R, ...] of steps 0, 1, ...
+    head: states of some rows -> their logits [B, R', N].
     """
     accumulator = StepLossAccumulator(batch, teacher, num_steps, settings.normaliser)
-    for logits in steps(accumulator.roots.rows):
-        accumulator.add(logits, partial(row_loss, settings.loss))
+    judge = judged_by(head, settings)
+    accumulator.add_steps(Step((state,), judge) for state in states(accumulator.roots.rows))
     return accumulator.result(settings.step_decay)
+
+
+def judged_by(head: Callable[[Tensor], Tensor], settings: Distilled) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The `judge` of a Step: the settings' loss on the logits of a head."""
+
+    def judge(states: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        logits = head(states)
+        return row_loss(settings.loss, logits, teacher), logits
+
+    return judge
 
 
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)

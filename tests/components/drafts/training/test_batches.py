@@ -110,6 +110,13 @@ def test_what_packing_cannot_do_is_refused(
     with pytest.raises(UserError, match="take token or sequence"):
         chosen = {"eagle3": {"normaliser": "position"}}
         train_draft(target, features, **settings, settings=chosen, ctx=new_context(tmp_path / "position"))
+    del settings["packing"]
+    parts = {**settings, "micro_batch_tokens": 64}
+    with pytest.raises(UserError, match="padded apart"):
+        train_draft(target, features, **parts, settings=chosen, ctx=new_context(tmp_path / "parts"))
+    with pytest.raises(UserError, match="not for method p-eagle"):
+        train_draft(target, features, **parts, method="p-eagle", ctx=new_context(tmp_path / "drawn"))
+    settings["packing"] = "pack"
     monkeypatch.setattr(Eagle3, "packs", False)
     with pytest.raises(UserError, match="not for method eagle3; take packing: bucket"):
         train_draft(target, features, **settings, ctx=new_context(tmp_path / "method"))
@@ -146,6 +153,9 @@ def test_every_epoch_holds_every_row_once_and_batches_keep_their_size(packing: A
         assert sorted(row.index for batch in batches for row in batch) == list(range(300))
         sizes = []
         for batch in batches:
+            parts = order.parts(batch, 512)
+            assert [row for part in parts for row in part] == batch
+            assert all(order.parts(part, 512) == [part] for part in parts)
             of_batch = [order.length(row) for row in batch]
             if packing == "pack":
                 sizes.append((in_order(of_batch, order.lane_width)[-1][0] + 1) * order.lane_width)

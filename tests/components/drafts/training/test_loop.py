@@ -77,6 +77,20 @@ def test_a_killed_run_ends_with_the_same_bits(
         assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
 
 
+def test_a_batch_in_parts_that_recomputes_its_blocks_learns_what_the_whole_learns(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    def losses(name: str, **lean: Any) -> torch.Tensor:
+        ctx, target = new_context(tmp_path / name), Target(key="", path=tiny_folder("llama"))
+        train_draft(target, features, **{**SETTINGS, "precision": "float32"}, **lean, ctx=ctx)
+        rows = map(json.loads, (ctx.out / "metrics.jsonl").read_text().splitlines())
+        return torch.tensor([[row["loss"], row["grad_norm"]] for row in rows if "loss" in row])
+
+    whole = losses("whole")
+    lean = losses("lean", micro_batch_tokens=32, recompute=True)
+    torch.testing.assert_close(lean, whole, rtol=1e-3, atol=1e-4)
+
+
 def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 

@@ -8,9 +8,12 @@ from functools import partial
 
 import pytest
 import torch
+from tiny_drafts import TRAINED, batch_of, new_draft
 from torch import Tensor
 
-from components.drafts.interface import Batch
+from components.drafts.interface import AbstractDraft, Batch
+from components.drafts.network.recompute import recomputing_blocks
+from components.drafts.training import losses
 from components.drafts.training.losses import (
     LK_ETA,
     LOSS_NAMES,
@@ -18,6 +21,7 @@ from components.drafts.training.losses import (
     Teacher,
     acceptance,
     average_losses,
+    divisors,
     row_loss,
     smooth_l1,
     soft_cross_entropy,
@@ -275,3 +279,56 @@ def test_a_batch_without_an_answer_has_a_teacher_that_is_never_needed(tiny_targe
     judge = StepLossAccumulator(batch, teacher_at_target_columns(target, batch, None), 1, "token")
     judge.add(torch.zeros(1, 5, target.shape.vocab_size), partial(row_loss, "soft_ce"))
     assert float(judge.result(1.0).loss) == 0.0 and judge.result(1.0).num_reachable.tolist() == [0]
+
+
+def gradients(draft: AbstractDraft, batches: list[Batch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    draft.zero_grad()
+    results = [draft.losses(batch) for batch in batches]
+    for result in results:
+        result.loss.backward()
+    counts = sum(torch.stack([result.accepted, result.num_reachable]) for result in results)
+    weights = {name: p.grad.clone() for name, p in draft.named_parameters() if p.grad is not None}
+    return torch.cat([sum(result.loss.detach() for result in results).view(1), counts.flatten().float()]), weights  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_however_little_exists_at_once_losses_and_gradients_are_the_same(
+    method: str, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of a few roots at a time, blocks computed again backwards, and a batch in parts whose losses add up."""
+    target = tiny_target("llama")
+    whole = batch_of(target, num_rows=3, num_tokens=40)
+    whole.mask[0, :21] = False
+    whole.mask[2, 30:] = False
+    draft = new_draft(target, method).train()
+    expected = gradients(draft, [whole])
+
+    def check(batches: list[Batch]) -> None:
+        found = gradients(draft, batches)
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1].keys() == expected[1].keys()
+        for name, gradient in found[1].items():
+            torch.testing.assert_close(gradient, expected[1][name], rtol=1e-4, atol=2e-6, msg=name)
+
+    with recomputing_blocks(True):
+        check([whole])
+    monkeypatch.setattr(losses, "KEPT_TEACHER", 0)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1 << 14)
+    check([whole])
+    if draft.splits and method not in ("eagle1", "hass"):  # their noise follows from the batch's shape
+        shared = [divisors(part, target, draft.student_ids, "token") for part in parts_of(whole)]
+        check([part._replace(divisors=sum(shared)) for part in parts_of(whole)])
+
+
+def parts_of(batch: Batch) -> list[Batch]:
+    tensors = (batch.ids, batch.mask, batch.taps, batch.last, batch.lengths)
+    return [Batch(*(tensor[at] for tensor in tensors)) for at in (slice(0, 1), slice(1, 3))]
+
+
+def test_parts_weigh_sequences_alike(tiny_target: MakeTarget) -> None:
+    target = tiny_target("llama")
+    whole, draft = batch_of(target, 3, 40), new_draft(target, "eagle3", normaliser="sequence")
+    whole.mask[0, :21] = False
+    shared = sum(divisors(part, target, draft.student_ids, "sequence") for part in parts_of(whole))
+    parts = [draft.losses(part._replace(divisors=shared)).loss for part in parts_of(whole)]
+    torch.testing.assert_close(sum(parts), draft.losses(whole).loss)
