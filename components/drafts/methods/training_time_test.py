@@ -80,12 +80,12 @@ class Unrolled:
         def run(hidden: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
             inputs, residual = draft.attention_inputs(tokens, hidden)
             attention, rope = draft.block.self_attn, Rope(draft.shape, self.positions + number)
-            own = (attention.keys_values(inputs, rope),) if number else ()
-            mixed = attend(draft.shape, attention.queries(inputs, rope), keys, values, sight, (*later, *own))
-            return finish_block(draft.block, residual, mixed), own
+            new = (attention.keys_values(inputs, rope),) if number else ()
+            mixed = attend(draft.shape, attention.queries(inputs, rope), keys, values, sight, (*later, *new))
+            return finish_block(draft.block, residual, mixed), new
 
-        output, own = of_block(run, self.hidden, self.keys, self.values)
-        self.later += own
+        output, new = of_block(run, self.hidden, self.keys, self.values)
+        self.later += new
         self.hidden = draft.next_step_input(output)
         self.num_steps += 1
         return output
@@ -200,8 +200,8 @@ class _JoinedAttention(torch.autograd.Function):
         for rows, columns in stretches:
             of_rows, towards, mixed = queries[:, :, :, rows], gradient[:, :, :, rows], out[:, :, :, rows]
             log, mask = joint_log[:, :, :, rows], sight.mask(rows, columns, group, queries.dtype)
-            seen = (keys[:, :, columns], values[:, :, columns])
-            flat = (towards.flatten(2, 3), of_rows.flatten(2, 3), *seen, mixed.flatten(2, 3), log.flatten(2, 3))
+            visible = (keys[:, :, columns], values[:, :, columns])
+            flat = (towards.flatten(2, 3), of_rows.flatten(2, 3), *visible, mixed.flatten(2, 3), log.flatten(2, 3))
             for_rows, *for_seen = ctx.kernel.gradients(*flat, mask)
             if sums:
                 for total, part in zip(sums, for_seen, strict=True):

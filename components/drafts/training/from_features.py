@@ -84,8 +84,8 @@ def train_from_features(
     taps = data.manifest["tap_layers"]
     whole = data.needs_passes or is_read_whole(target)
     if whole:
-        why = "computes features on the fly" if data.needs_passes else "runs in transformers' code"
-        ctx.note(f"the whole target is opened, since it {why}; elsewhere embedding, final norm and head are enough")
+        reason = "computes features on the fly" if data.needs_passes else "runs in transformers' code"
+        ctx.note(f"the whole target is opened, since it {reason}; elsewhere embedding, final norm and head are enough")
     # plain: the same bits everywhere
     model = open_target(target, device=ctx.device, kernel="plain", tap_layers=taps, layers=whole)
     data = data.computed_by(model)

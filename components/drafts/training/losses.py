@@ -262,22 +262,22 @@ class StepLossAccumulator:
             states = [tuple(part[:, start : start + at_once] for part in step.states) for step in steps]
             parts.append(recomputed(_judged, steps, states, lazy, rows))
         for of_step in zip(*parts, strict=True):
-            self._tally(*(torch.cat(found, 1) for found in zip(*of_step, strict=True)))
+            self._tally(*(torch.cat(rows, 1) for rows in zip(*of_step, strict=True)))
 
-    def _tally(self, row_losses: Tensor, known: Tensor, correct: Tensor) -> None:
+    def _tally(self, row_losses: Tensor, has_best: Tensor, correct: Tensor) -> None:
         """Add losses [B, R'] and `_hits` of the next step."""
         width = row_losses.shape[1]
         rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
         allowed = self.reachable_at_step[len(self.losses)].gather(1, rows) & valid
         documents = self.batch.documents
         sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
-        trained = allowed & known
+        trained = allowed & has_best
         self.row_losses.append((row_losses, trained))
         divisor = None if self.batch.divisors is None else self.batch.divisors[len(self.losses)]
         self.losses.append(
             average_losses(row_losses, trained, self.normaliser, self.batch.ids.numel(), sequences, divisor)
         )
-        self.all_correct = self.all_correct[:, :width] & correct & known
+        self.all_correct = self.all_correct[:, :width] & correct & has_best
         self.accepted.append((self.all_correct & allowed).sum())
         self.num_reachable.append(allowed.sum())
 
@@ -304,19 +304,19 @@ def _judged(
     steps: Sequence[Step], states: Sequence[tuple[Tensor, ...]], teacher: LazyTeacher, columns: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Losses and `_hits` of every step at some roots: their states, and their target columns int64 [B, R']."""
-    known, found = teacher.over(torch.cat(tuple(columns), 1)), []
+    at_columns, results = teacher.over(torch.cat(tuple(columns), 1)), []
     for step, of_rows, rows in zip(steps, states, columns, strict=True):
-        of_columns = known.at(rows)
+        of_columns = at_columns.at(rows)
         losses, logits = step.judge(*of_rows, of_columns)
-        found.append((losses, *_hits(logits, of_columns)))
-    return found
+        results.append((losses, *_hits(logits, of_columns)))
+    return results
 
 
 def _hits(logits: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
     """Whether the draft vocabulary has the teacher's argmax, and whether the logits say it: bool [B, R] each."""
-    best, said = teacher.best, logits.detach()
+    best, scores = teacher.best, logits.detach()
     # The logit at the teacher's argmax is the largest: the same as comparing argmaxes, at a tenth of the time.
-    return best >= 0, said.gather(-1, best.clamp(min=0)[..., None])[..., 0] >= said.amax(-1)
+    return best >= 0, scores.gather(-1, best.clamp(min=0)[..., None])[..., 0] >= scores.amax(-1)
 
 
 @torch.no_grad()
