@@ -45,6 +45,7 @@ from components.drafts.storage.files import (
 )
 from components.drafts.training.batches import BatchOrder, Packing
 from components.drafts.training.loop import Schedule, greedy_examples, train
+from components.drafts.training.memory import check_memory
 from components.methods import METHODS, MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import is_read_whole, open_target
@@ -112,6 +113,7 @@ def train_from_features(
     if not order.shuffled:
         _note_order(order, schedule, ctx)
     held_out = _held_out(model, data, choice, features)
+    ctx.note(check_memory(draft, order, schedule, model.device))
     warm_start = start is not None or settings.starts_trained
     weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
     facts = {

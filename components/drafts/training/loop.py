@@ -101,9 +101,7 @@ class Optimizer:
     def __init__(self, draft: AbstractDraft, name: OptimizerName, weight_decay: float, muon_lr_scale: float) -> None:
         self._scales = {p: draft.lr_scales.get(n, 1.0) for n, p in draft.named_parameters()}
         self._parameters = list(self._scales)
-        matrices = [
-            p for n, p in draft.named_parameters() if name == "muon" and p.ndim == 2 and n not in draft.token_tables
-        ]
+        matrices = list(muon_matrices(draft, name).values())
         inside = set(matrices)
         others = [p for p in self._parameters if p not in inside]
         self._parts: list[torch.optim.Optimizer] = []
@@ -164,6 +162,12 @@ class Optimizer:
         part.state[parameter] = state
 
 
+def muon_matrices(draft: AbstractDraft, name: OptimizerName) -> dict[str, nn.Parameter]:
+    """The parameters that Muon steps, by name."""
+    named = draft.named_parameters()
+    return {n: p for n, p in named if name == "muon" and p.ndim == 2 and n not in draft.token_tables}
+
+
 def _members(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in part.param_groups for parameter in group["params"])
 
@@ -199,7 +203,7 @@ def train(
         micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
         with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
             optimizer.clear()
-            result = backward(draft, micro_batches, partial(_autocast, device, dtype))
+            result = backward(draft, micro_batches, partial(autocast, device, dtype))
             norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
         progress.step += 1
         _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
@@ -225,7 +229,7 @@ class MicroBatches:
 
 
 def backward(
-    draft: AbstractDraft, batches: MicroBatches, autocast: Callable[[], AbstractContextManager[object]]
+    draft: AbstractDraft, batches: MicroBatches, arithmetic: Callable[[], AbstractContextManager[object]]
 ) -> StepLosses:
     """Add the gradients of a batch's loss to those of the parameters, part by part; returns the batch's losses.
 
@@ -238,7 +242,7 @@ def backward(
         shared = torch.stack(of_parts).sum(0)
     results = []
     for batch in batches:
-        with autocast():
+        with arithmetic():
             result = draft.losses(batch._replace(divisors=shared))
         result.loss.backward()
         results.append(result._replace(loss=result.loss.detach()))
@@ -247,7 +251,8 @@ def backward(
     )
 
 
-def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """The arithmetic of the training graph."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 

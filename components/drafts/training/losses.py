@@ -23,7 +23,9 @@ acceptance probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -39,11 +41,30 @@ from components.targets.interface import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 TEACHER_COLUMNS = 64
-KEPT_TEACHER = 1 << 25
-"""Probabilities up to which the teacher of a batch is kept."""
-LOGITS_AT_ONCE = 1 << 27
-"""Logits of all steps that exist at once where the teacher is not kept."""
 MOST_STEPS = 16  # of any method
+
+
+class Limits(NamedTuple):
+    """How much exists at once."""
+
+    kept: int = 1 << 25
+    """Probabilities up to which the teacher of a batch is kept."""
+    at_once: int = 1 << 27
+    """Logits of all steps together where it is not kept."""
+
+
+USUAL = Limits()
+LIMITS = ContextVar("limits", default=USUAL)
+
+
+@contextmanager
+def limited(limits: Limits) -> Iterator[None]:
+    """Other limits while it lasts; gradients computed later keep to them."""
+    token = LIMITS.set(limits)
+    try:
+        yield
+    finally:
+        LIMITS.reset(token)
 
 
 class ColumnTeacher(Protocol):
@@ -94,7 +115,7 @@ class LazyTeacher(NamedTuple):
 def teacher_for_steps(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher | LazyTeacher:
     """The teacher for `StepLossAccumulator.add_steps`, which is kept where it is small."""
     num_tokens = target.shape.vocab_size if student_ids is None else student_ids.numel()
-    if batch.mask.sum() * num_tokens > KEPT_TEACHER:
+    if batch.mask.sum() * num_tokens > LIMITS.get().kept:
         return LazyTeacher(target, batch.last, student_ids)
     return teacher_at_target_columns(target, batch, student_ids)
 
@@ -255,7 +276,7 @@ class StepLossAccumulator:
         columns = [self.target_columns(step.states[0].shape[1], k) for k, step in enumerate(steps)]
         num_tokens = lazy.target.shape.vocab_size if lazy.student_ids is None else lazy.student_ids.numel()
         num_sequences, num_roots = self.roots.rows.shape
-        at_once = max(1, LOGITS_AT_ONCE // (num_sequences * num_tokens * len(steps)))
+        at_once = max(1, LIMITS.get().at_once // (num_sequences * num_tokens * len(steps)))
         parts = []
         for start in range(0, num_roots, at_once):
             rows = [part[:, start : start + at_once] for part in columns]

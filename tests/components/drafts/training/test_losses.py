@@ -13,15 +13,16 @@ from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.network.recompute import recomputing_blocks
-from components.drafts.training import losses
 from components.drafts.training.losses import (
     LK_ETA,
     LOSS_NAMES,
+    Limits,
     StepLossAccumulator,
     Teacher,
     acceptance,
     average_losses,
     divisors,
+    limited,
     row_loss,
     smooth_l1,
     soft_cross_entropy,
@@ -292,9 +293,7 @@ def gradients(draft: AbstractDraft, batches: list[Batch]) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_however_little_exists_at_once_losses_and_gradients_are_the_same(
-    method: str, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_however_little_exists_at_once_losses_and_gradients_are_the_same(method: str, tiny_target: MakeTarget) -> None:
     """Logits of a few roots at a time, blocks computed again backwards, and a batch in parts whose losses add up."""
     target = tiny_target("llama")
     whole = batch_of(target, num_rows=3, num_tokens=40)
@@ -312,9 +311,8 @@ def test_however_little_exists_at_once_losses_and_gradients_are_the_same(
 
     with recomputing_blocks(True):
         check([whole])
-    monkeypatch.setattr(losses, "KEPT_TEACHER", 0)
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1 << 14)
-    check([whole])
+    with limited(Limits(0, 1 << 14)):
+        check([whole])
     if draft.splits and method not in ("eagle1", "hass"):  # their noise follows from the batch's shape
         shared = [divisors(part, target, draft.student_ids, "token") for part in parts_of(whole)]
         check([part._replace(divisors=sum(shared)) for part in parts_of(whole)])

@@ -1,0 +1,110 @@
+"""How much memory does a training step of EAGLE-3 hold at its peak, and does the estimate made before it say so?
+
+Every case runs in a process of its own, one after the other, under bfloat16 autocast with AdamW: ours with and without
+`recompute`, ours at an earlier commit, and speculators'. All tokens are an answer's. Peak is the process's resident set
+from the first step on, and is no timing; seconds are printed for orientation alone.
+
+    python -m benchmarks.training_memory [--shape 8b] [--tokens 2048 4096 8192] [--sides ours recompute before theirs]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.record import ROOT, write_record
+from benchmarks.speculators_environment import VERSION, python
+
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 4}
+    | {"head_dim": 64, "vocab_size": 16384, "draft_vocab_size": 4096, "ttt_steps": 7},
+    "1b": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
+    | {"head_dim": 64, "vocab_size": 32768, "draft_vocab_size": 8192, "ttt_steps": 7},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {"head_dim": 128, "vocab_size": 128256, "draft_vocab_size": 32000, "ttt_steps": 7},
+}
+BEFORE = "9784b18"  # the last commit whose masks and logits were whole
+SPARE = 1 << 31  # bytes that stay free for others
+WORKER = "training_memory_worker"
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """The repository at an earlier commit, with this benchmark's worker in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree), commit], cwd=ROOT, check=True)
+        try:
+            shutil.copy(ROOT / "benchmarks" / f"{WORKER}.py", tree / "benchmarks")
+            yield tree
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+
+
+def run(command: list[str], case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One case in its own process; {"failed": why} where it needs more memory than there is."""
+    case["limit"] = psutil.virtual_memory().available - SPARE
+    done = subprocess.run(
+        [*command, json.dumps(case)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or ["it was killed"])[-1][:200], "limit": case["limit"]}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def measure(side: str, case: dict[str, Any]) -> dict[str, Any]:
+    """One case of one side."""
+    own = [sys.executable, "-m", f"benchmarks.{WORKER}"]
+    if side == "theirs":
+        return run([str(python()), str(ROOT / "benchmarks" / "speculators_memory_worker.py")], case, ROOT)
+    if side == "before":
+        with checkout(BEFORE) as tree:
+            return run(own, case, tree)
+    return run(own, {**case, "recompute": side == "recompute", "estimate": True}, ROOT)
+
+
+def main() -> None:
+    """Measure, print, write the record."""
+    parser = argparse.ArgumentParser(description="peak memory of an EAGLE-3 training step")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[512, 1024, 2048])
+    parser.add_argument("--sides", nargs="+", default=["ours", "recompute", "before", "theirs"])
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
+    asked = parser.parse_args()
+    common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
+    rows = []
+    for side in asked.sides:
+        for tokens in asked.tokens:
+            answer = measure(side, {**common, "tokens": tokens})
+            row = {"side": side, "tokens": tokens, **answer}
+            if estimate := answer.get("estimated_bytes"):
+                row["estimate_over_peak"] = estimate / answer["peak_bytes"]
+            rows.append(row)
+            text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.1f} s"
+            ratio = row.get("estimate_over_peak")
+            print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
+    numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "results": rows}
+    name = f"training-memory-{asked.shape}"
+    print(f"written: {write_record(name, {**numbers, 'optimizer': asked.optimizer}).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

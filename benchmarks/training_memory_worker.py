@@ -1,0 +1,101 @@
+"""One EAGLE-3 drafter of random weights takes optimiser steps in this process, which says the most memory that it held.
+
+    python -m benchmarks.training_memory_worker '{"shape": {...}, "tokens": 2048, "recompute": false, "estimate": true}'
+
+It also runs in a checkout of an earlier commit, so it uses nothing newer than it must.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from benchmarks.eagle3_sample import FrozenParts
+from components.drafts.interface import Batch
+from components.drafts.methods.eagle3 import Eagle3
+from components.drafts.settings import Eagle3Settings
+from components.drafts.training.loop import Optimizer, Schedule
+
+
+class Parts(FrozenParts):
+    """The frozen parts of a target whose drafter reads three layers."""
+
+    tap_layers = (1, 2, 3)
+
+
+def build(shape: dict[str, Any], window: int) -> Eagle3:
+    """A drafter, and the parts of its target in bfloat16."""
+    facts = SimpleNamespace(**shape, rms_norm_eps=1e-6, rope_theta=10000.0)
+    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
+    tables = [torch.empty(vocab, hidden, dtype=torch.bfloat16).normal_(0.0, hidden**-0.5) for _ in range(2)]
+    target: Any = Parts(facts, tables[0], torch.ones(hidden, dtype=torch.bfloat16), tables[1], torch.bfloat16)
+    ids = torch.arange(0, vocab, vocab // shape["draft_vocab_size"])[: shape["draft_vocab_size"]]
+    return Eagle3.build(target, Eagle3Settings(ttt_steps=shape["ttt_steps"], window=window), ids).train()
+
+
+def batch_of(shape: dict[str, Any], num_tokens: int) -> Batch:
+    """One answer of so many tokens."""
+    hidden = shape["hidden_size"]
+    ids = torch.randint(0, shape["vocab_size"], (1, num_tokens))
+    mask = torch.ones(1, num_tokens, dtype=torch.bool)
+    states = torch.randn(1, num_tokens, 3 * hidden), 4 * torch.randn(1, num_tokens, hidden)
+    return Batch(ids, mask, *states, torch.tensor([num_tokens]))
+
+
+def status(name: str) -> int:
+    """A number of bytes of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name}")
+
+
+def main() -> None:
+    """Measure one case and print it as JSON."""
+    case = json.loads(sys.argv[1])
+    shape, num_tokens = case["shape"], case["tokens"]
+    torch.set_num_threads(case["threads"])
+    if limit := case.get("limit"):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    torch.manual_seed(0)
+    draft = build(shape, case.get("window", 0))
+    schedule = Schedule(1, 1e-4, 0.0, 0.01, 1.0, 1, 1, "bfloat16", case["optimizer"], 1.0)
+    answer: dict[str, Any] = {}
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
+    if case.get("estimate"):
+        from dataclasses import asdict, replace
+
+        from components.drafts.training.memory import Sizes, peak_of
+
+        schedule = replace(schedule, recompute=case["recompute"])
+        estimate = peak_of(draft, Sizes(num_tokens, num_tokens), schedule, torch.device("cpu"))
+        answer = {"parts": asdict(estimate), "estimated_bytes": estimate.total}
+    batch = batch_of(shape, num_tokens)
+    optimizer = Optimizer(draft, case["optimizer"], weight_decay=0.01, muon_lr_scale=1.0)
+    optimizer.update(sum(weight.sum() for weight in draft.parameters()) * 0.0, 0.0, clip_norm=1.0)  # makes the moments
+    held, start = status("VmRSS"), time.perf_counter()
+    draft.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), ExitStack() as settings:
+        if case["recompute"]:
+            from components.drafts.network.recompute import recomputing_blocks
+
+            settings.enter_context(recomputing_blocks(True))
+        result = draft.losses(batch)
+    optimizer.update(result.loss, 1e-4, clip_norm=1.0)
+    seconds = time.perf_counter() - start
+    loss = float(result.loss.detach())
+    print(
+        json.dumps({**answer, "peak_bytes": status("VmHWM"), "held_bytes": held, "step_seconds": seconds, "loss": loss})
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The peak memory of training, by part, before it starts; what cannot fit is refused.
+
+What a step keeps for its gradients is measured, not derived: the method's own losses run on short batches of random
+states, and every tensor that lives is counted. All of it is a constant (weights in half precision) and two sums, over
+columns and over the roots that are drafted from, so three short batches give those of any batch. Gradients, moments and
+features are counted. On a CPU the estimate is of the process's resident set.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from components.contract import UserError
+from components.data.features.format import FeatureRow
+from components.drafts.interface import AbstractDraft, Batch
+from components.drafts.network.layers import WIDTH_STEP
+from components.drafts.network.recompute import recomputing_blocks
+from components.drafts.training.batches import BatchOrder, padded_length
+from components.drafts.training.loop import Schedule, autocast, muon_matrices, resolve_precision
+from components.drafts.training.losses import LIMITS, Limits, limited
+
+SHORT, LONG = 64, 160
+"""Columns of the short batches."""
+
+
+class Sizes(NamedTuple):
+    """A batch: its columns, padding included, and the roots that are drafted from."""
+
+    columns: int
+    roots: int
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes at the peak of a training step."""
+
+    held: int  # before the first step: program, weights, and what was read of the target
+    gradients: int
+    optimiser: int
+    features: int
+    activations: int
+    logits: int  # of the rows that are judged at once
+
+    @property
+    def needed(self) -> int:
+        """What is not held yet."""
+        return self.gradients + self.optimiser + self.features + self.activations + self.logits
+
+    @property
+    def total(self) -> int:
+        return self.held + self.needed
+
+    def text(self, num_steps: int) -> str:
+        """One clause with every part."""
+        return (
+            f"peak memory {_gb(self.total)} GB: {_gb(self.held)} held now, gradients {_gb(self.gradients)}, optimiser"
+            f" {_gb(self.optimiser)}, features of a batch {_gb(self.features)}, activations {_gb(self.activations)} of"
+            f" {num_steps} steps, logits {_gb(self.logits)}"
+        )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f}"
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all tensors that operators make while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            self._note(tensor, 0)  # it was there before
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            self._note(tensor, tensor.untyped_storage().nbytes())
+        return result
+
+    def _note(self, tensor: Tensor, num_bytes: int) -> None:
+        storage = tensor.untyped_storage()
+        if (key := storage._cdata) in self._known:
+            return
+        self._known.add(key)
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, num_bytes)
+
+    def _forget(self, key: int, num_bytes: int) -> None:
+        self._known.discard(key)
+        self.now -= num_bytes
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def check_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> str:
+    """The estimate in one clause; raises UserError for training that cannot fit, with a setting that would help."""
+    free = _free(device)
+    memory = peak_memory(draft, order, schedule, device)
+    if memory.needed <= free:
+        return memory.text(draft.num_steps)
+    row = max(map(order.length, order.rows))
+    parts = padded_length(row) if draft.splits and draft.settings.normaliser != "position" else 0
+    helps = "a smaller batch_tokens and max_tokens"
+    leaner: list[dict[str, Any]] = [{"recompute": True}]
+    leaner += [{"micro_batch_tokens": parts}, {"recompute": True, "micro_batch_tokens": parts}] if parts else []
+    for changes in leaner:
+        if peak_memory(draft, order, replace(schedule, **changes), device).needed <= free:
+            helps = " and ".join(f"{name}: {str(value).lower()}" for name, value in changes.items())
+            break
+    raise UserError(
+        f"train_draft: {memory.text(draft.num_steps)}; {_gb(free)} GB are free for {_gb(memory.needed)}: set {helps}"
+    )
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return psutil.virtual_memory().available
+
+
+def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> PeakMemory:
+    """The estimate for the largest batch of the first epoch."""
+    batches = [part for batch in order.epoch(0) for part in order.parts(batch, schedule.micro_batch_tokens)]
+    most_roots = getattr(draft.settings, "max_anchors", order.max_tokens)
+    largest = max((sizes_of(order, part, most_roots) for part in batches))
+    return peak_of(draft, largest, schedule, device)
+
+
+def sizes_of(order: BatchOrder, rows: Sequence[FeatureRow], most_roots: int) -> Sizes:
+    """Of a batch of these rows, of at most so many roots each; every sequence is padded to the one with the most."""
+    answers = [min(row.num_answer_tokens, order.length(row), most_roots) for row in rows]
+    if order.packing == "pack":
+        num_lanes = -(-sum(map(order.length, rows)) // order.lane_width)
+        return Sizes(num_lanes * order.lane_width, min(num_lanes * order.lane_width, sum(answers)))
+    columns = len(rows) * padded_length(max(map(order.length, rows)))
+    return Sizes(columns, len(rows) * -(-max(answers) // WIDTH_STEP) * WIDTH_STEP)
+
+
+def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torch.device) -> PeakMemory:
+    """The estimate for batches of these sizes."""
+    trained = {name: weight for name, weight in draft.named_parameters() if weight.requires_grad}
+    weights = sum(weight.nbytes for weight in trained.values())
+    by_muon = sum(weight.nbytes for weight in muon_matrices(draft, schedule.optimizer).values())
+    width = draft.target.shape.hidden_size * (len(draft.target.tap_layers) + 1)
+    precision = resolve_precision(schedule.precision, device)
+    num_tokens = draft.target.shape.vocab_size if draft.student_ids is None else draft.student_ids.numel()
+    limits, at_step = LIMITS.get(), sizes.roots * num_tokens
+    is_lazy = at_step > limits.kept
+    probes = Limits(0, WIDTH_STEP * num_tokens * draft.num_steps) if is_lazy else limits
+    logits = 0
+    if is_lazy:
+        entries = min(limits.at_once, at_step * draft.num_steps)
+        logits = entries * precision.itemsize + entries // draft.num_steps * (16 + precision.itemsize)
+
+    def peak(recompute: bool) -> float:
+        base, columns, roots = (
+            _forward_peak(draft, each, precision, recompute, probes, device)
+            for each in (Sizes(SHORT, SHORT), Sizes(LONG, SHORT), Sizes(LONG, LONG))
+        )
+        per_column, per_root = (columns - base) / (LONG - SHORT), (roots - columns) / (LONG - SHORT)
+        return base + per_column * (sizes.columns - SHORT) + per_root * (sizes.roots - SHORT)
+
+    activations = peak(schedule.recompute)
+    if schedule.recompute:  # and those of one block, while its gradients are computed
+        activations += max(0.0, peak(False) - activations) / draft.num_steps
+    return PeakMemory(
+        held=torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss,
+        # The largest is there twice while a second use of it adds to its gradient.
+        gradients=weights + max(weight.nbytes for weight in trained.values()),
+        optimiser=2 * weights - by_muon,
+        features=sizes.columns * width * 4,
+        activations=int(activations),
+        logits=logits,
+    )
+
+
+def _forward_peak(
+    draft: AbstractDraft, sizes: Sizes, precision: torch.dtype, recompute: bool, limits: Limits, device: torch.device
+) -> int:
+    """Most bytes that live while the losses of one random row are computed."""
+    generator, hidden = torch.Generator().manual_seed(0), draft.target.shape.hidden_size
+
+    def states(width: int) -> Tensor:
+        return torch.randn(1, sizes.columns, width, generator=generator).to(device)
+
+    ids, mask = (torch.zeros(1, sizes.columns, dtype=kind, device=device) for kind in (torch.int64, torch.bool))
+    mask[:, sizes.columns - sizes.roots :] = True
+    taps, last = states(hidden * len(draft.target.tap_layers)), states(hidden)
+    batch = Batch(ids, mask, taps, last, torch.tensor([sizes.columns], device=device))
+    live = _Live()
+    with limited(limits), recomputing_blocks(recompute), autocast(device, precision), live:
+        result = draft.losses(batch)
+        peak = live.peak
+        del result
+    return peak
