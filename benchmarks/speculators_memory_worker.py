@@ -1,6 +1,6 @@
 """The other side of training_memory: speculators' EAGLE-3 of random weights, inside its own environment.
 
-Imports nothing of Draftsmith. Takes one optimiser step under bfloat16 autocast, with moments that are there already, and
+Imports nothing of Draftsmith. Takes one optimiser step under bfloat16 autocast, with its moments there already, and
 prints the most memory that the process held.
 
     python speculators_memory_worker.py '{"shape": {...}, "tokens": 2048, "threads": 2}'

@@ -137,7 +137,7 @@ def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, dev
     """The estimate for the largest batch of the first epoch."""
     batches = [part for batch in order.epoch(0) for part in order.parts(batch, schedule.micro_batch_tokens)]
     most_roots = getattr(draft.settings, "max_anchors", order.max_tokens)
-    largest = max((sizes_of(order, part, most_roots) for part in batches))
+    largest = max(sizes_of(order, part, most_roots) for part in batches)
     return peak_of(draft, largest, schedule, device)
 
 
