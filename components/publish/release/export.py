@@ -173,13 +173,14 @@ def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
     """The formats of a drafter for these engines. Raises UserError, one line, where one of them could not serve it."""
     record = read_record(draft.path)
-    method, settings = str(record["method"]), _told_to_engines(record, source)
-    label, taps = f"{method} ({draft.key[:12]})", record.get("tap_layers", [])
+    method, taps = str(record["method"]), record.get("tap_layers", [])
+    label = f"{method} ({draft.key[:12]})"
     if (beside := record.get("with_suffix")) is not None:
         raise UserError(
             f"{label} has suffix decoding beside it, which no format holds: release the drafter that drafts.add_suffix"
             f" was given ({str(beside['drafter'])[:12]})"
         )
+    settings = _told_to_engines(record, source)
     refuse_unserved(method, settings, source, engines, label, Storage.from_record(record), taps)
     return formats_for(method, settings, engines)
 
