@@ -85,7 +85,8 @@ class AcceptanceChange:
     """Acceptance length of a drafter before and after it was tuned, or its target was changed, on the same prompts.
 
     what: tuning (as it came -> tuned, on the target of now), target (as it came, on the older target -> on that of now)
-    or both (as it came on the older target -> tuned on that of now). change: al_after - al_before in tokens a round,
+    or both (as it came on the older target -> tuned on that of now); sampled (as it came) and sampled_tuned: greedy
+    answers -> sampled ones, at the depth of the sampled runs. change: al_after - al_before in tokens a round,
     resampled together; intervals are 95 % over prompts. verdict: lower (hi < 0), higher (lo > 0), else undecided.
     came_back: of a tuning, its change as a share of what the changed target cost (1: all of it); None where no cost
     was shown.
@@ -221,6 +222,27 @@ class EngineComparison:
     speedup_pred: float | None
     tolerance: float
     verdict: str
+
+
+@dataclass(frozen=True)
+class SampledRun:
+    """What a drafter kept of one answer that was sampled while it drafted, at one depth and with a seed.
+
+    Above temperature 0 a draft token is kept with a probability, and other answers follow: a map of a greedy answer
+    says nothing of them. num_rounds: of the run; num_tokens: emitted by them, the prefill's left out.
+    """
+
+    target_key: str
+    draft_key: str
+    method: str
+    prompt_id: str
+    workload: str
+    depth_k: int
+    temperature: float
+    seed: int
+    num_rounds: int
+    num_tokens: int
+    dtype: str
 
 
 ALL: Final = "all"
@@ -521,6 +543,7 @@ class EngineAcceptance:
 
 TABLES: dict[str, type[Any]] = {
     "acceptance_map": AcceptanceMap,
+    "sampled_run": SampledRun,
     "cost_cell": CostCell,
     "request": Request,
     "round": Round,

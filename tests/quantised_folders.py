@@ -167,13 +167,6 @@ QUANTISED: tuple[Quantised, ...] = (
     Quantised("awq", "4 bits", ("auto-round", "gptqmodel"), by_auto_round("auto_awq")),
     Quantised("auto-round", "4 bits", ("auto-round",), by_auto_round("auto_round")),
 )  # fmt: skip
-OUTLIERS = Quantised(
-    "bitsandbytes",
-    "8 bits, threshold 6",
-    _BNB,
-    by_transformers(lambda: _bitsandbytes(load_in_8bit=True), device_map="cpu"),
-)
-"""LLM.int8, whose rows round each other: refused."""
 
 
 def written(case: Quantised, folder: Path) -> Path:

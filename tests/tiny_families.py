@@ -68,6 +68,7 @@ _MAMBA: Settings = {
 }
 _INDEXER: Settings = {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 16}
 _WINDOW: Settings = {"sliding_window": 6}
+_SCALED: Settings = {"logit_scale": 0.7}  # with their 1/16 a random model hardly prefers any token
 _GEMMA: Settings = {**_WINDOW, "query_pre_attn_scalar": 8}
 
 
@@ -86,8 +87,8 @@ FAMILIES: Mapping[str, Settings] = {
     "arcee": {},
     "bailing_hybrid": {**_EXPERTS, **_LATENT, "head_dim": 16, "rotary_dim": 8, "partial_rotary_factor": 0.5},
     "bamba": {**_MAMBA, "attn_layer_indices": [2, 5]},
-    "cohere": {},
-    "cohere2": {**_WINDOW, **_SLIDING},
+    "cohere": _SCALED,
+    "cohere2": {**_WINDOW, **_SLIDING, **_SCALED},
     "deepseek_v2": {**_EXPERTS, **_LATENT, "topk_method": "greedy"},
     "deepseek_v3": {**_EXPERTS, **_LATENT},
     "deepseek_v32": {**_EXPERTS, **_LATENT, **_INDEXER},
@@ -185,7 +186,7 @@ FAMILIES: Mapping[str, Settings] = {
     "olmo_hybrid": {**_DELTA, **_THREE_TO_ONE},
     "olmoe": _EXPERTS,
     "phi3": _WINDOW,
-    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4},
     "qwen3": {},
     "qwen3_5_moe_text": {**_EXPERTS, **_DELTA, **_THREE_TO_ONE, "shared_expert_intermediate_size": 16},
@@ -260,7 +261,7 @@ def family_config(family: str) -> Any:
 
 
 def family_model(family: str, seed: int = 0) -> Any:
-    """A random model of this family in float32, whose outputs depend on the whole context."""
+    """A random model of this family in float32, whose outputs depend on the whole context, also on biases and norms."""
     config = family_config(family)
     causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     with torch.random.fork_rng():
@@ -270,6 +271,8 @@ def family_model(family: str, seed: int = 0) -> Any:
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:
                 weight.normal_(0.0, (2.0 if "router" in name or "gate." in name else 1.0) / weight.shape[-1] ** 0.5)
+            else:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
     return model
 
 

@@ -20,6 +20,9 @@ it were right, and then its inputs are the true tokens already.)
 Trees of different positions cannot be drafted at once, so they are drafted once per position, on a state that grows by
 one; the accepted path is the one that the answer follows. Replaying i <- i + accepted[i] + 1 over their map equals a
 live greedy run with this shape.
+
+At a temperature above 0 a draft token is kept with a probability, so no map holds; each prompt is decoded live instead,
+with a seed of its own, and its rounds are counted.
 """
 
 from __future__ import annotations
@@ -38,16 +41,17 @@ from torch import Tensor
 from components.bench.end_to_end.arms import check_branching, tree_shape
 from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.bench.settings import Dtype, TreeBudgets
-from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target
+from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target, UserError
 from components.decoding.chain import GREEDY, decode
 from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import TreeShape
-from components.drafts.interface import CommittedPositions, Drafter, TreeProposer
+from components.drafts.interface import CommittedPositions, Drafter, Sampling, TreeProposer
 from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import DraftRecord, read_record
 from components.files import written_whole
 from components.methods import decoding_loop_of
-from components.rows import AcceptanceMap, write_rows
+from components.rows import AcceptanceMap, SampledRun, write_rows
+from components.targets.generate import row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target
 from components.weight_format import Storage
@@ -65,11 +69,14 @@ def measure_acceptance(
     dtype: Dtype,
     batch_size: int,
     trees: TreeBudgets,
+    temperature: float,
     ctx: Context,
 ) -> Measurements:
     """The step `bench.measure_acceptance`; its settings are explained in components/bench/steps.py."""
     record = read_record(draft.path)
     k_max = min(max_depth or record["num_steps"], record["max_depth"])
+    if temperature and decoding_loop_of(record["method"]):
+        raise UserError(f"temperature: {record['method']} has a loop of its own, which decodes greedily; leave it at 0")
     room = max_new_tokens + positions_ahead(record, k_max)
     encoded = fitting_prompts(target, prompts, "test", room, ctx)
     shards = [
@@ -80,6 +87,8 @@ def measure_acceptance(
             draft=draft,
             k_max=k_max,
             trees=tuple(sorted(set(trees))),
+            temperature=temperature,
+            seed=ctx.seed,
             max_new_tokens=max_new_tokens,
             dtype=dtype,
             device=ctx.device,
@@ -90,12 +99,10 @@ def measure_acceptance(
     for _ in ctx.map(map_shard, shards, what="batches of acceptance maps"):
         pass
     weight_columns = _weight_columns(record)
-    rows = [
-        AcceptanceMap(**{**row, **weight_columns})
-        for shard in shards
-        for row in json.loads(shard.file.read_text(encoding="utf-8"))
-    ]
-    write_rows(ctx.out, rows)
+    written = [json.loads(shard.file.read_text(encoding="utf-8")) for shard in shards]
+    rows = [AcceptanceMap(**{**row, **weight_columns}) for of_shard in written for row in of_shard["maps"]]
+    sampled = [SampledRun(**row) for of_shard in written for row in of_shard["sampled"]]
+    write_rows(ctx.out, [*rows, *sampled])
     chains = [row for row in rows if row.tree_budget is None]
     positions = sum(len(row.accepted) for row in chains)
     return Measurements.of_step(
@@ -110,6 +117,7 @@ def measure_acceptance(
             "num_positions": positions,
             "mean_accepted_everywhere": sum(sum(row.accepted) for row in chains) / max(1, positions),
             "repeated_bigrams": sum(row.repeated_bigrams for row in chains) / max(1, len(chains)),
+            "temperature": temperature,
             **weight_columns,
         },
     )
@@ -138,6 +146,8 @@ class MapShard:
     draft: Draft
     k_max: int
     trees: tuple[int, ...]
+    temperature: float
+    seed: int
     max_new_tokens: int
     dtype: Dtype
     device: str
@@ -153,7 +163,7 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
     length = shard.max_new_tokens + shard.k_max
     count = len(shard.prompts)
     answers = greedy_answers(model, [prompt.ids for prompt in shard.prompts], length, count)
-    rows = []
+    rows, sampled = [], []
     for number, (prompt, answer) in enumerate(zip(shard.prompts, answers, strict=True), start=1):
         num_kept = kept_length(answer[: shard.max_new_tokens], model.shape.eos_token_ids)
         position_map = acceptance_map(model, drafter, prompt.ids, answer, num_kept, shard.k_max)
@@ -183,10 +193,39 @@ def map_shard(shard: MapShard, report_progress: ReportProgress) -> int:
             rows.append(
                 replace(row, k_max=shape.depth, accepted=accepted, proxy_accepted=[], confidence=[], tree_budget=budget)
             )
+        if shard.temperature:
+            sampled.append(sampled_run(shard, model, drafter, prompt))
         report_progress(number / count)
     with written_whole(shard.file) as beside:
-        beside.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+        lines = {"maps": [asdict(row) for row in rows], "sampled": [asdict(run) for run in sampled]}
+        beside.write_text(json.dumps(lines), encoding="utf-8")
     return count
+
+
+def sampled_run(shard: MapShard, model: AbstractTarget, drafter: Drafter, prompt: EncodedPrompt) -> SampledRun:
+    """One prompt answered by sampling while the drafter drafts, with the prompt's own generator."""
+    run = decode(
+        model,
+        drafter,
+        prompt.ids,
+        max_new_tokens=shard.max_new_tokens,
+        depth=shard.k_max,
+        sampling=Sampling(temperature=shard.temperature),
+        rng=row_generator(shard.seed, prompt.prompt_id),
+    )
+    return SampledRun(
+        target_key=shard.target.key,
+        draft_key=shard.draft.key,
+        method=drafter.method,
+        prompt_id=prompt.prompt_id,
+        workload=prompt.workload,
+        depth_k=shard.k_max,
+        temperature=shard.temperature,
+        seed=shard.seed,
+        num_rounds=len(run.rounds),
+        num_tokens=len(run.tokens) - 1,
+        dtype=shard.dtype,
+    )
 
 
 @functools.lru_cache(maxsize=1)

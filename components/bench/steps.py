@@ -35,6 +35,7 @@ def measure_acceptance(
     dtype: Dtype = "float32",
     batch_size: Annotated[int, Field(ge=1)] = 16,
     trees: TreeBudgets = [],  # noqa: B006 - read, never changed
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0,
     ctx: Context,
 ) -> Measurements:
     """Acceptance map: for each output position, how many draft tokens a round starting there would accept.
@@ -49,6 +50,8 @@ def measure_acceptance(
         batch_size: prompts that the target answers side by side.
         trees: budgets (draft tokens verified in a pass) whose trees are mapped too, position by position; each adds its
             drafting time at every output token. An empty list maps chains only.
+        temperature: above 0 each prompt is also answered by sampling at this temperature, with a seed, while the
+            drafter drafts at its full depth; maps are of greedy answers.
     """
     arguments = locals().copy()
     from components.bench.acceptance import measure_acceptance as run

@@ -331,6 +331,8 @@ CHANGES: Final = {
     "target": "older target, as it came → target of now, as it came",
     "tuning": "as it came → tuned",
     "both": "older target, as it came → target of now, tuned",
+    "sampled": "as it came, greedy → sampled",
+    "sampled_tuned": "tuned, greedy → sampled",
 }
 
 
@@ -346,6 +348,23 @@ def change_table(changes: Iterable[AcceptanceChange]) -> Table:
             "depth": lambda c: str(c.depth_k),
             "before": lambda c: f"{c.al_before:.2f}{format_interval(c.before_lo, c.before_hi)}",
             "after": lambda c: f"{c.al_after:.2f}{format_interval(c.after_lo, c.after_hi)}",
+            "change": lambda c: f"{c.change:+.2f} [{c.lo:+.2f}, {c.hi:+.2f}]",
+            "prompts": lambda c: str(c.num_prompts),
+            "verdict": lambda c: WEIGHT_VERDICTS[c.verdict],
+        },
+    )
+
+
+def sampled_table(changes: Iterable[AcceptanceChange], temperature: float) -> Table:
+    """Acceptance length of greedy answers and of sampled ones, by drafter and workload."""
+    return Table.of(
+        changes,
+        {
+            "drafter": lambda c: "tuned" if c.what == "sampled_tuned" else "as it came",
+            "workload": lambda c: c.workload,
+            "depth": lambda c: str(c.depth_k),
+            "temperature 0": lambda c: f"{c.al_before:.2f}{format_interval(c.before_lo, c.before_hi)}",
+            f"temperature {temperature:g}": lambda c: f"{c.al_after:.2f}{format_interval(c.after_lo, c.after_hi)}",
             "change": lambda c: f"{c.change:+.2f} [{c.lo:+.2f}, {c.hi:+.2f}]",
             "prompts": lambda c: str(c.num_prompts),
             "verdict": lambda c: WEIGHT_VERDICTS[c.verdict],

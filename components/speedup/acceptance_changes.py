@@ -10,7 +10,8 @@ compared with it prompt by prompt: each draw of prompts serves both, so what mak
 the share of answer tokens in a drafter's vocabulary: other tokens cannot be kept, however long the drafter is trained.
 
 Step `speedup.measure_tuning`: a drafter as it came against the same one tuned, and, where the target was changed, what
-that cost before. All are compared prompt by prompt; the older target gave other answers to the same prompts.
+that cost before. All are compared prompt by prompt; the older target gave other answers to the same prompts. Where
+prompts were also answered by sampling, what either drafter keeps of those answers stands beside its greedy ones.
 
 `weights_costs`: what rounding a drafter's weights costs, the rounded drafter against its original on the same prompts,
 compared in the same way at the depth at which the rounded drafter is to serve.
@@ -35,10 +36,11 @@ from components.rows import (
     AcceptanceMap,
     Drift,
     QualityFlag,
+    SampledRun,
     read_rows,
     write_rows,
 )
-from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights
+from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights, pooled_ratio
 from components.speedup.prediction.replay import acceptance_length
 
 UNKNOWN = "unknown"  # the language of a prompt without one
@@ -299,10 +301,18 @@ def _few_prompts_by_language(rows: Sequence[AcceptanceByLanguage]) -> list[Quali
     return [_few_prompts_flag(row, row.num_prompts, f"language {row.language}: {detail}") for row in few]
 
 
-NAMES_OF_CHANGES = {"target": "changed target", "tuning": "tuning", "both": "both together"}
+NAMES_OF_CHANGES = {
+    "target": "changed target",
+    "tuning": "tuning",
+    "both": "both together",
+    "sampled": "sampled answers",
+    "sampled_tuned": "sampled answers, tuned",
+}
 Pairing = tuple[str, str, str]
 """(what of an AcceptanceChange, the state before, the state after)."""
 BY_TUNING: Pairing = ("tuning", "as it came", "tuned")
+SAMPLED: Mapping[str, str] = {"as it came": "sampled", "tuned": "sampled_tuned"}
+"""State -> `what` of its sampled answers beside its greedy ones."""
 WITH_OLDER: tuple[Pairing, ...] = (
     ("target", "older target", "as it came"),
     BY_TUNING,
@@ -345,6 +355,13 @@ def measure_tuning(
             _change_row(pairing, chosen, lengths, workload, depth, ctx.key[:16])
             for pairing in (WITH_OLDER if older is not None else (BY_TUNING,))
         ]
+        for state, what in SAMPLED.items():
+            runs = sampled_runs(sources[state][1], prompts)
+            if runs and (at := runs[0].depth_k) <= chosen[state][0].k_max:
+                both = {"greedy": _estimate(chosen[state], at, num_draws, [ctx.seed, 10])}
+                both["sampled"] = _sampled_estimate(runs, num_draws, [ctx.seed, 10])
+                pair = dict.fromkeys(both, chosen[state])
+                rows.append(_change_row((what, "greedy", "sampled"), pair, both, workload, at, ctx.key[:16]))
     few = f"before and after over fewer than {PROMPTS.warn} prompts: its intervals are wide"
     warned = [row for row in rows if (row.what, row.workload) == ("tuning", ALL) and row.num_prompts < PROMPTS.warn]
     write_rows(ctx.out, [*rows, *(_few_prompts_flag(row, row.num_prompts, few) for row in warned)])
@@ -366,11 +383,25 @@ def change_line(row: AcceptanceChange) -> str:
         "tuning": {"higher": "tuning made it better", "lower": "tuning made it worse"},
         "target": {"higher": "it gained by the changed target", "lower": "lost with the changed target"},
         "both": {"higher": "it is better than it was on the older target", "lower": "still missing after tuning"},
-    }[row.what].get(row.verdict, "no difference shown")
+    }.get(row.what, {"higher": "it keeps more of sampled answers", "lower": "it keeps less of sampled answers"})
+    conclusion = shown.get(row.verdict, "no difference shown")
     back = ""
     if row.came_back is not None:
         back = f"; {row.came_back:.0%} [{row.came_back_lo:.0%}, {row.came_back_hi:.0%}] of what was lost came back"
-    return f"{moved} ({lengths}): {shown}{back}"
+    return f"{moved} ({lengths}): {conclusion}{back}"
+
+
+def sampled_runs(source: Measurements, prompts: Sequence[str]) -> list[SampledRun]:
+    """The sampled runs of these prompts, in their order; [] where one of them has none."""
+    by_prompt = {run.prompt_id: run for run in read_rows(source.path, SampledRun)}
+    return [by_prompt[prompt] for prompt in prompts] if by_prompt.keys() >= set(prompts) else []
+
+
+def _sampled_estimate(runs: Sequence[SampledRun], num_draws: int, seed: Sequence[int]) -> Estimate:
+    """Tokens a round; runs are sorted by prompt, as the maps of `_estimate`."""
+    weights = draw_weights(len(runs), num_draws, np.random.default_rng(seed))
+    tokens, rounds = (np.array([float(getattr(run, name)) for run in runs]) for name in ("num_tokens", "num_rounds"))
+    return pooled_ratio(weights, tokens, rounds)
 
 
 def _one_drafter(source: Measurements, name: str) -> list[AcceptanceMap]:

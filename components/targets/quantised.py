@@ -27,6 +27,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("bitnet", "fp8", "mxfp4", "mxfp8"), ("accelerate",)),
 }
 """quant_method -> packages that transformers' loader imports; other methods are asked themselves."""
+_USUAL_THRESHOLD: Final = 6.0  # of bitsandbytes, where the configuration says none
 _OF_ITS_OWN: Final = ("bitsandbytes", "torchao", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 """Methods, and formats of compressed-tensors, whose loader computes in the checkpoint's dtype whatever is asked."""
 
@@ -55,6 +56,12 @@ def check_loader(config: Any, location: str) -> None:
             f"target {location} is quantised by {method}, which transformers does not know: take a checkpoint that is"
             " not quantised, or one of compressed-tensors"
         )
+    if threshold := _outlier_threshold(settings):
+        raise UserError(
+            f"target {location} is quantised by LLM.int8 with llm_int8_threshold {threshold:g}, where an outlier in one"
+            " row changes how all rows of its pass are rounded: draft tokens would change what verifies them; set it to"
+            " 0 in config.json (its weights are the same), or quantise in 4 bits"
+        )
     if missing := [package for package in _PACKAGES.get(method, ()) if not _is_installed(package)]:
         raise UserError(
             f"target {location} is quantised by {method}: pip install {' '.join(missing)}"
@@ -70,6 +77,14 @@ def check_loader(config: Any, location: str) -> None:
         ) from error
 
 
+def _outlier_threshold(settings: JsonObject) -> float:
+    """From what size on a number is left out of 8 bits, with the whole column that it is in; 0: none is."""
+    if not settings.get("load_in_8bit"):
+        return 0.0
+    stated = settings.get("llm_int8_threshold")
+    return _USUAL_THRESHOLD if stated is None else float(stated)
+
+
 def _is_installed(package: str) -> bool:
     try:
         version(package)
@@ -81,6 +96,8 @@ def _is_installed(package: str) -> bool:
 def own_dtype(config: Any) -> str:
     """The dtype that the loader of this quantised model computes in whatever is asked; "" where it does as asked."""
     settings = quantisation_of(config)
+    if _method_of(settings) == "auto-round":
+        return "bfloat16"  # asked for float32, its loader computes in float16
     groups = [group.get("format") for group in _groups(settings)]
     if not {_method_of(settings), settings.get("format"), *groups} & set(_OF_ITS_OWN):
         return ""
@@ -95,18 +112,6 @@ def check_dtype(config: Any, dtype: str, location: str) -> None:
         raise UserError(
             f"target {location} is quantised by {method}, whose loader computes in {own}: leave dtype at auto"
         )
-
-
-def remark_on_rounding(config: Any) -> str:
-    """Why a pass may round by what else is in it, as the end of a sentence; "" where nothing is known."""
-    settings = quantisation_of(config)
-    threshold = settings.get("llm_int8_threshold") or 0
-    if not settings.get("load_in_8bit") or not threshold:
-        return ""
-    return (
-        f" (LLM.int8: an outlier in one row changes how all rows are rounded, at llm_int8_threshold {threshold};"
-        " quantise with 0, or in 4 bits)"
-    )
 
 
 def check_all_read(unread: Iterable[str], location: str) -> None:

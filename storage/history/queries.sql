@@ -232,8 +232,8 @@ SELECT created_at, method, workload, workload_then, depth_k, al_then, al_now, ch
 FROM newest('drift') ORDER BY created_at DESC, workload LIMIT $limit;
 
 -- query: tuning
--- about: Acceptance length before and after: what tuning brought, what a changed target cost, what came back.
--- param: what text  tuning, target (the older one against that of now) or both
+-- about: Acceptance length before and after: what tuning brought, what a changed target cost, what came back; greedy against sampled answers.
+-- param: what text  tuning, target (the older one against that of now), both, sampled or sampled_tuned
 -- param: limit int = 30  rows at most
 SELECT created_at, method, what, workload, depth_k, al_before, al_after, change, lo, hi, verdict, came_back, came_back_lo, came_back_hi, num_prompts,
        left(before_draft_key, 12) AS before_draft_key, left(draft_key, 12) AS draft_key

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_decoding import LENGTH, PROMPTS, Alone, said_alone, trained_on_own_text
+from family_decoding import LENGTH, PROMPTS, said_alone, trained_on_own_text
 from forked import recorded
 from tiny_families import FAMILIES, MULTIMODAL, REFUSED, make_family
 
@@ -21,17 +21,18 @@ from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import TreeProposer
 from components.drafts.storage.files import build_draft
 from components.methods import METHODS, decoding_loop_of, is_trained
+from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 from components.targets.shape import layer_kinds
 
 TRAINED = [method for method in METHODS if is_trained(method)]
-STEPS = 3
+STEPS = 20
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
 
-def answers_of(alone: Alone, method: str) -> dict[str, list[list[int]] | str]:
+def answers_of(target: AbstractTarget, method: str) -> dict[str, list[list[int]] | str]:
     """What a drafter of this method, untrained, makes the target say, by way of decoding; or why it is refused."""
-    draft = build_draft(method, alone.target, {}, torch.arange(0, alone.target.shape.vocab_size, 2))
+    draft = build_draft(method, target, {}, torch.arange(0, target.shape.vocab_size, 2))
     if isinstance(draft, torch.nn.Module):
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
@@ -43,11 +44,9 @@ def answers_of(alone: Alone, method: str) -> dict[str, list[list[int]] | str]:
     options: dict[str, Any] = {"max_new_tokens": LENGTH, "ignore_eos": True}
 
     def batched(**shape: Any) -> list[list[int]]:
-        return [one.tokens for one in decode_batch(alone.target, draft, PROMPTS, **shape, **options)]
+        return [one.tokens for one in decode_batch(target, draft, PROMPTS, **shape, **options)]
 
-    ways: dict[str, Any] = {
-        "chain": lambda: [decode(alone.target, draft, p, depth=depth, **options).tokens for p in PROMPTS]
-    }
+    ways: dict[str, Any] = {"chain": lambda: [decode(target, draft, p, depth=depth, **options).tokens for p in PROMPTS]}
     if not decoding_loop_of(method):
         ways["batch"] = lambda: batched(depth=depth)
     if isinstance(draft, TreeProposer):
@@ -62,19 +61,23 @@ def answers_of(alone: Alone, method: str) -> dict[str, list[list[int]] | str]:
 
 
 def every_family(folder: Path) -> dict[str, Any]:
-    """The whole matrix: for each family its kinds of layers, and the methods that decode as it does."""
+    """The whole matrix: for each family its kinds of layers, and the methods that decode as it does by itself.
+
+    kernel: the pass that decodes, ours ("plain") where it runs the family; what is said alone is transformers' own.
+    """
     families: dict[str, Any] = {}
     faults: list[str] = []
     decodings = 0
     for family in (*FAMILIES, *MULTIMODAL):
         alone = said_alone(family, folder / family)
+        target = open_target(folder / family, kernel="plain")
         ways: dict[str, list[str]] = {"chain": [], "batch": [], "tree": [], "refused": []}
         for method in METHODS:
-            for way, answers in answers_of(alone, method).items():
+            for way, answers in answers_of(target, method).items():
                 decodings += 1
                 if isinstance(answers, str):
                     ways["refused"].append(f"{method} {way}")
-                    if alone.target.verifies_trees:
+                    if target.verifies_trees:
                         faults.append(f"{family}: {method} {way} is refused: {answers}")
                 elif fault := alone.first_fault(answers):
                     faults.append(f"{fault} ({method}, {way})")
@@ -83,7 +86,7 @@ def every_family(folder: Path) -> dict[str, Any]:
         families[family] = {
             "architecture": alone.target.shape.architecture,
             "layers": layer_kinds(alone.target.model.config),
-            "kernel": open_target(folder / family, kernel="plain").kernel,
+            "kernel": target.kernel,
             **ways,
         }
     refused = {}

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 from forked import recorded
-from quantised_folders import OUTLIERS, QUANTISED, held_against_loader, written
-
-from components.contract import UserError
-from components.targets.load import open_target
+from quantised_folders import QUANTISED, held_against_loader
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
@@ -25,16 +22,7 @@ def every_way(folder: Path) -> dict[str, Any]:
             found[name] = held_against_loader(case, folder / str(number))
         except pytest.skip.Exception:
             missing.append(name)
-    refused = {}
-    try:
-        model = written(OUTLIERS, folder / "outliers")
-    except pytest.skip.Exception:
-        missing.append(f"{OUTLIERS.method}: {OUTLIERS.way}")
-    else:
-        with pytest.raises(UserError) as why:
-            open_target(model)
-        refused[f"{OUTLIERS.method}: {OUTLIERS.way}"] = str(why.value).split(": ", 1)[1]
-    return {"ways": found, "not_installed": missing, "refused": refused}
+    return {"ways": found, "not_installed": missing}
 
 
 def test_every_quantised_target_is_as_its_loader_gives_it(tmp_path: Path) -> None:

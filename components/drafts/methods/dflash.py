@@ -46,17 +46,17 @@ from components.drafts.network.layers import (
     OwnEmbedding,
     RmsNorm,
     Rope,
+    TargetHead,
     embedded,
     embedding_of,
     finish_block,
-    head_rows,
     initialise,
     norm_weight_of,
     shift_left,
 )
 from components.drafts.network.recompute import of_block
 from components.drafts.network.sampling import most_likely
-from components.drafts.network.training_linear import TrainingLinear, linear
+from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import DFlashSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import Roots, Step, StepLossAccumulator, judged_by, teacher_for_steps
@@ -98,8 +98,7 @@ class BlockDraft(BatchedDraft[Decoder]):
         hidden, num_taps = shape.hidden_size, len(target.tap_layers)
         self.num_steps = self.max_depth = settings.num_draft_tokens
         self.mask_token_id = _mask_token_id(settings.mask_token_id, target.shape.vocab_size)
-        self.lm_head: Tensor  # [N, H], the target's
-        self.register_buffer("lm_head", head_rows(target, draft_ids), persistent=False)
+        self.lm_head = TargetHead.of(target, draft_ids)
         self.fc = TrainingLinear(num_taps * hidden, hidden)
         self.hidden_norm = RmsNorm(hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(LlamaLayer(shape) for _ in range(settings.num_layers))
@@ -171,7 +170,8 @@ class BlockDraft(BatchedDraft[Decoder]):
 
     def block_logits(self, output: Tensor) -> Tensor:
         """The target's LM head over the draft vocabulary: [..., H] -> [..., N]."""
-        return linear(output, self.lm_head)
+        logits: Tensor = self.lm_head(output)
+        return logits
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""
@@ -183,7 +183,9 @@ class BlockDraft(BatchedDraft[Decoder]):
             blocks=blocks,
             embedding=embedding,
             masks=embedding[self.mask_token_id].to(dtype).expand(self.settings.block_size - 1, -1),
-            head=linear_kernel(blocks[0].block.norm.folded(self.lm_head, self.norm).to(dtype)),
+            head=linear_kernel(
+                blocks[0].block.norm.folded(self.lm_head.weight, self.norm).to(dtype), self.lm_head.bias
+            ),
             dtype=dtype,
         )
         each = [part for block in blocks for part in block.linears]
@@ -219,7 +221,7 @@ class BlockDraft(BatchedDraft[Decoder]):
     def head_logits(self, hidden: Tensor, scaled: bool) -> Tensor:
         """The LM head on outputs before the last norm: [X, Y, H] -> [X, Y, N]; unless `scaled`, only their order."""
         rows = hidden.flatten(0, 1)
-        normed = self.prepared.blocks[0].block.norm(rows) if scaled else rows
+        normed = self.prepared.blocks[0].block.norm(rows) if scaled or self.lm_head.bias is not None else rows
         return self.prepared.head(normed).unflatten(0, hidden.shape[:2])
 
 

@@ -36,7 +36,6 @@ from itertools import islice
 from typing import ClassVar, Self, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.interface import Batch, CommittedPositions, StepLosses
@@ -49,14 +48,13 @@ from components.drafts.network.layers import (
     OwnEmbedding,
     RmsNorm,
     SwiGlu,
+    TargetHead,
     embedded,
     embedding_of,
-    head_rows,
     initialise,
     norm_weight_of,
     normed_state,
 )
-from components.drafts.network.training_linear import linear
 from components.drafts.settings import Eagle1Settings, HassSettings
 from components.drafts.training.batches import step_generator
 from components.drafts.training.losses import (
@@ -106,11 +104,8 @@ class FeatureDraft(OneBlockDraft):
         self.feature_weight, self.token_weight = settings.feature_weight, settings.token_weight
         self.feature_noise, self.noise_seed = settings.feature_noise, settings.init_seed or 0
         self.num_passes, self.top_k, self.top_k_weight = 1, 0, 0.0
-        self.head_weight: Tensor  # [V, H], frozen
-        self.pruned_head: Tensor  # [N, H], its rows of the draft vocabulary
-        head = head_rows(target, torch.arange(target.shape.vocab_size))
-        self.register_buffer("head_weight", head, persistent=False)
-        self.register_buffer("pruned_head", head[draft_ids.to(head.device)], persistent=False)
+        self.head = TargetHead.of(target)
+        self.pruned_head = self.head.rows(draft_ids)
         self.token_scale = token_scale_of(target)
         self.fc = nn.Linear(2 * self.shape.hidden_size, self.shape.hidden_size, bias=settings.fc_bias)
         self.layers = nn.ModuleList([FeatureLayer(self.shape)])
@@ -151,7 +146,8 @@ class FeatureDraft(OneBlockDraft):
         return output.detach()
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        return F.linear(output, self.pruned_head)
+        logits: Tensor = self.pruned_head(output)
+        return logits
 
     @property
     def student_ids(self) -> None:
@@ -172,7 +168,7 @@ class FeatureDraft(OneBlockDraft):
 
     def _judge(self, output: Tensor, feature: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
         """Outputs and the features that they predict [B, R, H] -> the weighted loss [B, R] and logits [B, R, V]."""
-        distance, logits = smooth_l1(output, feature), linear(output, self.head_weight)
+        distance, logits = smooth_l1(output, feature), self.head(output)
         loss = self.feature_weight * distance + self.token_weight * row_loss(self.settings.loss, logits, teacher)
         if self.top_k_weight > 0:
             loss = loss + self.top_k_weight * top_k_cross_entropy(logits, teacher.probs, self.top_k)
@@ -197,7 +193,7 @@ class FeatureDraft(OneBlockDraft):
         table = embedding_of(self.target, self.embed_tokens)
         token_part = TokenTable(table, None, fused[:, :hidden_size] * self.token_scale, dtype, fused_bias)
         feature_part = linear_kernel(fused[:, hidden_size:].to(dtype))
-        head = linear_kernel(self.pruned_head.to(dtype))
+        head = linear_kernel(self.pruned_head.weight.to(dtype), self.pruned_head.bias)
         self.kernel = lay_out([feature_part, *block.linears, head], kernel)
         num_qkv = block.qkv_weight.shape[0]
 

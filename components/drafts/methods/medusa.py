@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
-from components.drafts.network.layers import head_rows, normed_state
+from components.drafts.network.layers import TargetHead, normed_state
 from components.drafts.network.sampling import most_likely
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
@@ -74,8 +74,7 @@ class Medusa(DepthDraft[Decoder]):
         super().__init__(target, draft_ids)
         self.settings = settings
         self.num_steps = self.max_depth = settings.num_heads
-        self.lm_head: Tensor  # [N, H], the target's
-        self.register_buffer("lm_head", head_rows(target, draft_ids), persistent=False)
+        self.lm_head = TargetHead.of(target, draft_ids)
         hidden, tied = target.shape.hidden_size, settings.head == "tied"
         self.medusa_head = nn.ModuleList(
             nn.ModuleList(
@@ -94,7 +93,7 @@ class Medusa(DepthDraft[Decoder]):
         if draft.settings.head == "own":
             with torch.no_grad():
                 for i in range(draft.num_steps):
-                    draft._head_weight(i).copy_(draft.lm_head)
+                    draft._head_weight(i).copy_(draft.lm_head.weight)
         return draft
 
     @property
@@ -118,7 +117,8 @@ class Medusa(DepthDraft[Decoder]):
         """Head `index` on h^0: [..., H] -> [..., N]."""
         for part in self._head_layers(index):
             hidden = part(hidden)
-        return F.linear(hidden, self.lm_head) if self.settings.head == "tied" else hidden
+        tied: Tensor = self.lm_head(hidden) if self.settings.head == "tied" else hidden
+        return tied
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph, one head at a time."""
@@ -159,8 +159,8 @@ class Medusa(DepthDraft[Decoder]):
             for i in range(self.num_steps)
         ]
         tied = self.settings.head == "tied"
-        tables = [self.lm_head] if tied else [self._head_weight(i).detach() for i in range(self.num_steps)]
-        heads = [linear_kernel(table.to(dtype)) for table in tables]
+        tables = [self.lm_head.weight] if tied else [self._head_weight(i).detach() for i in range(self.num_steps)]
+        heads = [linear_kernel(table.to(dtype), self.lm_head.bias if tied else None) for table in tables]
         self.kernel = lay_out([*(linear for layers in blocks for linear in layers), *heads], kernel)
         return Decoder(blocks, heads, dtype)
 
@@ -173,7 +173,7 @@ class Medusa(DepthDraft[Decoder]):
         """As DepthDraft; heads deeper than `depth` do not run."""
         decoder = self.prepared
         if depth == 0:
-            return self.lm_head.new_empty(0, len(committed), self.draft_ids.numel())
+            return self.lm_head.weight.new_empty(0, len(committed), self.draft_ids.numel())
         newest = committed[0].last[-1:] if len(committed) == 1 else torch.stack([new.last[-1] for new in committed])
         initial = self.target.final_norm(newest).to(decoder.dtype)
         rows = []

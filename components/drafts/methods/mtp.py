@@ -45,7 +45,6 @@ from functools import partial
 from typing import ClassVar, NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.interface import (
@@ -68,9 +67,9 @@ from components.drafts.network.layers import (
     RmsNorm,
     Rope,
     SwiGlu,
+    TargetHead,
     embedded,
     finish_block,
-    head_rows,
     initialise,
     norm_weight_of,
     normed_state,
@@ -78,7 +77,7 @@ from components.drafts.network.layers import (
     shift_left,
 )
 from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
-from components.drafts.network.training_linear import TrainingLinear, linear
+from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.forward.linear import Linear, lay_out
@@ -195,7 +194,8 @@ def run_module(
     out = module.block.run_each(module.qkv(norm(joined)), joined, caches, starts, counts, last_only=last_module)
     last = out if last_module else last_rows(out, counts)
     # A greedy token needs only the weight of the last norm: a positive factor moves no argmax.
-    sampler.sample(decoder.head((norm(last) if sampler.scaled else last) * module.last_norm))
+    scaled = sampler.scaled or decoder.head.bias is not None  # else a row's size changes no order
+    sampler.sample(decoder.head((norm(last) if scaled else last) * module.last_norm))
     outs = [None] * len(rows) if last_module else out.split(counts)
     return [
         finalize_committed(state, index, new, output) for state, new, output in zip(states, rows, outs, strict=True)
@@ -319,8 +319,7 @@ class Mtp(BatchedDraft[Decoder]):
         super().__init__(target, draft_ids)
         self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
         self.num_steps = self.max_depth = settings.mtp_modules
-        self.head_weight: Tensor  # [V, H], frozen
-        self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
+        self.head = TargetHead.of(target)
         first = target.shape.num_layers
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(first + j): MtpModule(self.shape) for j in range(self.num_steps)})
@@ -370,7 +369,8 @@ class Mtp(BatchedDraft[Decoder]):
 
     def unembedded(self, normed: Tensor) -> Tensor:
         """The target's LM head: [..., H] -> [..., V]."""
-        return linear(normed, self.head_weight)
+        logits: Tensor = self.head(normed)
+        return logits
 
     @property
     def student_ids(self) -> None:
@@ -441,7 +441,7 @@ class Mtp(BatchedDraft[Decoder]):
 
     def draft_token(self, module: MtpModule, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy draft tokens (target ids) from a module's output [..., H], and their confidence."""
-        logits = F.linear(module.shared_head.norm(hidden), self.head_weight[self.draft_ids])
+        logits = self.head.rows(self.draft_ids)(module.shared_head.norm(hidden))
         return most_likely(logits, self.draft_ids)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
@@ -459,7 +459,8 @@ class Mtp(BatchedDraft[Decoder]):
                     last_norm=(module.shared_head.norm.weight.detach() * norm.scale).to(dtype),
                 )
             )
-        head = linear_kernel(self.head_weight[self.draft_ids].to(dtype))
+        drafted = self.head.rows(self.draft_ids)
+        head = linear_kernel(drafted.weight.to(dtype), drafted.bias)
         self.kernel = lay_out([*(linear for module in modules for linear in module.linears), head], kernel)
         return Decoder(modules, head, dtype)
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -37,7 +36,7 @@ from components.drafts.interface import (
     StepLosses,
 )
 from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_native_mtp
-from components.drafts.network.layers import CausalMask, embedded, head_rows, normed_state, shift_left
+from components.drafts.network.layers import CausalMask, TargetHead, embedded, normed_state, shift_left
 from components.drafts.network.sampling import DraftSampler, most_likely
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_for_steps
@@ -110,8 +109,7 @@ class MtpNative(AbstractDraft):
         self.settings, self.module = settings, module
         self.num_steps = settings.recursive_steps
         self.max_depth = 2 * self.num_steps
-        self.head_weight: Tensor  # [V, H], frozen
-        self.register_buffer("head_weight", head_rows(target, torch.arange(target.shape.vocab_size)), persistent=False)
+        self.head = TargetHead.of(target)
 
     @classmethod
     def build(cls, target: AbstractTarget, settings: MtpSettings, draft_ids: Tensor) -> MtpNative:
@@ -165,7 +163,8 @@ class MtpNative(AbstractDraft):
 
     def unembedded(self, normed: Tensor) -> Tensor:
         """The target's LM head: [..., H] -> [..., V]."""
-        return F.linear(normed, self.head_weight)
+        logits: Tensor = self.head(normed)
+        return logits
 
     @property
     def student_ids(self) -> None:
@@ -191,7 +190,8 @@ class MtpNative(AbstractDraft):
 
     def pruned_logits(self, out: Tensor) -> Tensor:
         """The block's output [..., H] -> [..., N]."""
-        return F.linear(self.module.last_norm(out), self.head_weight[self.draft_ids])
+        logits: Tensor = self.head.rows(self.draft_ids)(self.module.last_norm(out))
+        return logits
 
     def prepare_decoding(self, dtype: torch.dtype = torch.float32, kernel: str = "auto") -> None:
         """Nothing to lay out: decoding runs the model's own layer, in float32."""

@@ -8,9 +8,10 @@ x_{t+2+k}. No token beyond x_t is read, so heads do not depend on each other's d
 training (medusa.py). Decoded as a chain this is blockwise parallel decoding (Stern et al. 2018,
 arXiv:1811.03115): the pass that verifies one block yields the states that the heads draft the next block from.
 
-  z_t = y_t / rms(y_t)                 the final norm undoes any scale, and at size one a new layer contributes at once
-  o_t = Block_k(z)_t                   causal; grouped-query attention, SwiGLU; both write zero at first
-  q   = LM head( w * o_t / rms(o_t) )  w: the weight of the target's final norm
+  z_t = n(y_t)                     the final norm undoes any scale, and at size one a new layer contributes at once
+  o_t = Block_k(z)_t               causal; grouped-query attention, SwiGLU; both write zero at first
+  q   = LM head( w * n(o_t) + b )  w, b: the weight and bias of the target's final norm
+where n(x) = x / rms(x), of x less its mean where that norm is a LayerNorm.
 
 So an untrained head repeats the target's next token. Deviations: the trunk is not trained along; losses are soft
 (losses.py), weighted decay^k where the paper weighs all heads alike (`step_decay: 1`), over the draft vocabulary.
@@ -36,9 +37,9 @@ from components.drafts.network.layers import (
     CausalMask,
     LlamaLayer,
     Rope,
-    head_rows,
+    TargetHead,
+    final_norm_of,
     initialise,
-    norm_weight_of,
 )
 from components.drafts.network.sampling import most_likely
 from components.drafts.settings import MtpParallelSettings
@@ -83,9 +84,11 @@ class MtpParallel(DepthDraft[Decoder]):
         super().__init__(target, draft_ids)
         self.settings, self.shape = settings, BlockShape.of(target, settings.intermediate_size)
         self.num_steps = self.max_depth = settings.num_heads
-        self.unembedding: Tensor  # [N, H], the target's LM head with the final norm's weight folded in; frozen
-        rows = head_rows(target, draft_ids) * norm_weight_of(target)
-        self.register_buffer("unembedding", rows, persistent=False)
+        head, norm = TargetHead.of(target, draft_ids), final_norm_of(target)
+        self.centres, bias = norm.centres, head.bias
+        if norm.bias is not None:
+            bias = F.linear(norm.bias, head.weight, bias)
+        self.unembedding = TargetHead(head.weight * norm.weight, bias)  # with the final norm's weight and bias in it
         self.heads = nn.ModuleList(LlamaLayer(self.shape) for _ in range(settings.num_heads))
 
     @classmethod
@@ -98,13 +101,18 @@ class MtpParallel(DepthDraft[Decoder]):
             nn.init.zeros_(head.mlp.down_proj.weight)  # type: ignore[union-attr, arg-type]
         return draft.to(target.device)
 
-    def rms_normalised(self, x: Tensor) -> Tensor:
-        """x / rms(x), float32: [..., H] -> [..., H]."""
-        return F.rms_norm(x.float(), (x.shape[-1],), None, self.shape.rms_norm_eps)
+    def centred(self, x: Tensor) -> Tensor:
+        """x less its mean where the target's final norm takes that away: [..., H] -> [..., H]."""
+        return x - x.mean(-1, keepdim=True) if self.centres else x
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """The target's final norm without its weight and bias, float32: [..., H] -> [..., H]."""
+        return F.rms_norm(self.centred(x.float()), (x.shape[-1],), None, self.shape.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """A head's output [..., H] -> draft-vocabulary logits [..., N]."""
-        return F.linear(self.rms_normalised(hidden), self.unembedding)
+        logits: Tensor = self.unembedding(self.normalised(hidden))
+        return logits
 
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph, one head at a time; the unembedding runs on reachable columns only."""
@@ -134,7 +142,7 @@ class MtpParallel(DepthDraft[Decoder]):
 
     def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:
         """z from the target's last-layer output [B, T, H], rotary positions, and the mask of visible columns."""
-        return self.rms_normalised(last), Rope(self.shape, causal.positions), causal.visible
+        return self.normalised(last), Rope(self.shape, causal.positions), causal.visible
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""
@@ -145,7 +153,9 @@ class MtpParallel(DepthDraft[Decoder]):
             qkv = linear_kernel(block.norm.folded(block.qkv_weight, head.input_layernorm).to(dtype))
             heads.append(HeadDecoder(qkv, block))
         # CachedBlock's norm leaves sqrt(H) to the layer that follows.
-        unembedding = linear_kernel((self.unembedding * heads[0].block.norm.scale).to(dtype))
+        unembedding = linear_kernel(
+            (self.unembedding.weight * heads[0].block.norm.scale).to(dtype), self.unembedding.bias
+        )
         self.kernel = lay_out(
             [*(part for head in heads for part in (head.qkv, *head.block.linears)), unembedding], kernel
         )
@@ -165,7 +175,7 @@ class MtpParallel(DepthDraft[Decoder]):
         decoder = self.prepared
         for state, new in zip(states, committed, strict=True):
             before, state.num_columns = state.num_columns, state.num_columns + new.last.shape[0]
-            state.trunk[before : state.num_columns] = self.rms_normalised(new.last)
+            state.trunk[before : state.num_columns] = self.normalised(new.last)
         rows = []
         for index, head in enumerate(decoder.heads[:depth]):
             starts = [state.done[index] for state in states]
@@ -177,5 +187,5 @@ class MtpParallel(DepthDraft[Decoder]):
                 state.done[index] = state.num_columns
         if not rows:
             return states[0].trunk.new_empty(0, len(states), self.draft_ids.numel())
-        logits = decoder.unembedding(decoder.heads[0].block.norm(torch.cat(rows)))
+        logits = decoder.unembedding(decoder.heads[0].block.norm(self.centred(torch.cat(rows))))
         return logits.unflatten(0, (len(rows), len(states)))

@@ -84,9 +84,9 @@ class UnitNorm:
         return weight.detach() * (norm.weight.detach() * self.scale)
 
 
-def linear_kernel(weight: Tensor) -> Linear:
-    """x -> x @ weight.T for a frozen weight [out, in]; `calibrate` then gives all layers of a drafter their kernels."""
-    return Linear(weight.contiguous())
+def linear_kernel(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """x -> x @ weight.T + bias for a frozen weight [out, in]; `lay_out` then gives a drafter's layers their kernels."""
+    return Linear(weight.contiguous(), None if bias is None else bias.to(weight.dtype))
 
 
 @final

@@ -18,8 +18,9 @@ sees the columns of its own document up to itself) and count positions from thei
 it were alone. No drafting step may cross a document border: a packed batch clears the answer mask at every document's
 first token. Without packing no root reads the mask of that token, since M_k looks ahead of its column.
 
-The target's frozen weights are read through AbstractTarget's functions. They are linear (the head) and diagonal (an
-RMSNorm), so feeding unit vectors reads them back exactly, with every scale the model applies folded in.
+The target's frozen weights are read through AbstractTarget's functions. They are affine (the head) and diagonal (the
+final norm, an RMSNorm or a LayerNorm), so feeding zeros and unit vectors reads them back exactly, with every scale the
+model applies folded in.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.drafts.network.recompute import of_block
-from components.drafts.network.training_linear import TrainingLinear
+from components.drafts.network.training_linear import TrainingLinear, linear
 from components.targets.interface import AbstractTarget
 
 INIT_STD = 0.02  # Llama's initializer_range
@@ -482,17 +483,79 @@ def normed_state(target: AbstractTarget, last: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def head_rows(target: AbstractTarget, token_ids: Tensor) -> Tensor:
-    """The rows of the target's LM head for token_ids [N]: float32 [N, H]."""
-    hidden = target.shape.hidden_size
-    identity = torch.eye(hidden, dtype=target.dtype, device=target.device)
-    ids = token_ids.to(target.device)
-    parts = [target.unembed(rows[None])[0].float().index_select(-1, ids) for rows in identity.split(256)]
-    return torch.cat(parts).T.contiguous()
+def head_bias(target: AbstractTarget) -> Tensor | None:
+    """What the target's LM head says of a state of zeros: float32 [V], None where it has no bias (Phi-3.5-MoE has)."""
+    zeros = torch.zeros(1, 1, target.shape.hidden_size, dtype=target.dtype, device=target.device)
+    bias = target.unembed(zeros)[0, 0].float()
+    return bias if bool(bias.any()) else None
 
 
 @torch.no_grad()
+def head_rows(target: AbstractTarget, token_ids: Tensor) -> Tensor:
+    """The rows of the target's LM head for token_ids [N], without its bias: float32 [N, H]."""
+    probes = torch.eye(target.shape.hidden_size, dtype=target.dtype, device=target.device) * _PROBE
+    ids, bias = token_ids.to(target.device), head_bias(target)
+    parts = [target.unembed(rows[None])[0].float().index_select(-1, ids) for rows in probes.split(256)]
+    rows = torch.cat(parts)
+    return ((rows if bias is None else rows - bias.index_select(0, ids)) / _PROBE).T.contiguous()
+
+
+_PROBE = 2.0**-4
+"""What the head is asked of instead of 1: so little that no soft cap bends it, and a power of two, which is exact."""
+
+
+@final
+class TargetHead(nn.Module):
+    """The target's LM head for N tokens, frozen: its logits before any soft cap, which changes no order."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: float32 [N, H]; bias: float32 [N]."""
+        super().__init__()
+        self.weight: Tensor
+        self.bias: Tensor | None
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+    @classmethod
+    def of(cls, target: AbstractTarget, token_ids: Tensor | None = None) -> TargetHead:
+        """Its rows for token_ids, int64 [N]; None: all V."""
+        ids = torch.arange(target.shape.vocab_size) if token_ids is None else token_ids
+        bias = head_bias(target)
+        return cls(head_rows(target, ids), None if bias is None else bias[ids.to(bias.device)])
+
+    def rows(self, numbers: Tensor) -> TargetHead:
+        """The rows of these numbers, int64 [N], as a head of their own."""
+        numbers = numbers.to(self.weight.device)
+        return TargetHead(self.weight[numbers], None if self.bias is None else self.bias[numbers])
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """[..., H] -> [..., N]; gradients flow to `normed`."""
+        logits = linear(normed, self.weight)
+        return logits if self.bias is None else logits + self.bias
+
+
+class FinalNorm(NamedTuple):
+    """The target's final norm: weight * x / rms(x) + bias, of x less its mean where it is a LayerNorm."""
+
+    weight: Tensor  # float32 [H]
+    bias: Tensor | None  # float32 [H]
+    centres: bool
+
+
+@torch.no_grad()
+def final_norm_of(target: AbstractTarget) -> FinalNorm:
+    """The parameters of the target's final norm, read from what it makes of numbers whose mean is 0 and their square's
+    1: norm(x) = weight * x / sqrt(1 + eps) + bias, whether it takes a mean away or not."""
+    size = target.shape.hidden_size
+    x = torch.ones(size, dtype=target.dtype, device=target.device)
+    x[size // 2 :] = -1.0
+    up, down, moved = target.final_norm(torch.stack((x, -x, x + 1.0))[None])[0].float()
+    bias = (up + down) / 2
+    weight = (up - bias) * x.float() * (1 + target.shape.rms_norm_eps) ** 0.5
+    centres = bool((moved - up).abs().max() < 0.1 * up.abs().max())  # an RMSNorm makes sqrt(2) or 0 of 1 and -1
+    return FinalNorm(weight, bias if bool(bias.any()) else None, centres)
+
+
 def norm_weight_of(target: AbstractTarget) -> Tensor:
-    """The weight of the target's final RMSNorm: float32 [H]. norm(1, ..., 1) = weight / sqrt(1 + eps)."""
-    ones = torch.ones(1, 1, target.shape.hidden_size, dtype=target.dtype, device=target.device)
-    return target.final_norm(ones)[0, 0].float() * (1 + target.shape.rms_norm_eps) ** 0.5
+    """The weight of the target's final norm, where a drafter's own RMSNorm starts: float32 [H]."""
+    return final_norm_of(target).weight

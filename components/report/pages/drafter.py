@@ -46,6 +46,7 @@ from components.report.tables import (
     gate_table,
     method_title,
     ranking_table,
+    sampled_table,
     stop_table,
     weights_table,
 )
@@ -64,6 +65,7 @@ from components.rows import (
 from components.tables import Table
 
 CHANGE_TITLES = {"target": "The changed target", "tuning": "Tuning", "both": "Both together"}
+SAMPLED_CHANGES = ("sampled", "sampled_tuned")
 
 
 def write_page(
@@ -84,10 +86,14 @@ def write_page(
     drifts = read_rows(drift.path, Drift) if drift is not None else []
     facts["drift"] = drift_table(drifts) if drifts else None
     changes = [row for source in acceptance for row in read_rows(source.path, AcceptanceChange)]
+    sampled = [row for row in changes if row.what in SAMPLED_CHANGES]
+    changes = [row for row in changes if row.what not in SAMPLED_CHANGES]
     facts["tuning"] = change_table(changes) if changes else None
+    temperature = max((float(source.info.get("temperature", 0.0)) for source in acceptance), default=0.0)
+    facts["sampled"] = sampled_table(sampled, temperature) if sampled else None
     facts["changed_target"] = any(row.what == "target" for row in changes)
     lines = [pair for source in acceptance for pair in source.info.get("change_lines", {}).items()]
-    facts["change_lines"] = [(CHANGE_TITLES[what], line) for what, line in lines]
+    facts["change_lines"] = [(CHANGE_TITLES[what], line) for what, line in lines if what in CHANGE_TITLES]
     served = read_rows(engines.path, EngineComparison) if engines is not None else []
     facts["served"] = engine_table(served) if served else None
     facts["trained_on"] = trained_on(answers or [])
@@ -209,8 +215,8 @@ def charts_of(facts: JsonObject) -> dict[str, str]:
 
 def tables_of(facts: JsonObject) -> list[tuple[str, Table | None]]:
     """(file name, table) of every table of the page; None for a table without rows."""
-    names = "choices edge contexts ranking cost_grids prefill comparisons tuning weights drift served arms stops"
-    named = (*names.split(), "by_context", "arms_by_workload", "gate_table", "flags")
+    names = "choices edge contexts ranking cost_grids prefill comparisons tuning sampled weights drift served arms"
+    named = (*names.split(), "stops", "by_context", "arms_by_workload", "gate_table", "flags")
     tables = [(name.replace("_", "-"), facts[name]) for name in named]
     for d in facts["drafters"]:
         batch = f"batch-{d['choice'].batch_size}"

@@ -20,7 +20,6 @@ from components.contract import UserError
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
 from components.targets.forward.slot_cache import SlotCache, cache_layers, mask_plan
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
-from components.targets.quantised import remark_on_rounding
 from components.targets.shape import TapLayers, TargetShape
 from components.text import message_of
 
@@ -79,7 +78,7 @@ class TransformersTarget(AbstractTarget):
         if not _close(in_pieces, whole.logits):
             raise UserError(
                 f"{location}: {shape.architecture} gives other logits when tokens come in pieces and drafts are"
-                f" dropped; its layers cannot verify draft tokens{remark_on_rounding(model.config)}"
+                " dropped; its layers cannot verify draft tokens"
             )
 
     def _find_parts(self, ids: Tensor, location: str, empty: list[Any]) -> None:

@@ -15,7 +15,7 @@ from bench_subjects import VOCAB
 from components.bench import measure_acceptance
 from components.contract import Context, Draft, Prompts, Target
 from components.drafts.storage.files import build_draft, save_draft
-from components.rows import AcceptanceMap, read_rows
+from components.rows import AcceptanceMap, SampledRun, read_rows
 from components.targets.interface import AbstractTarget
 
 
@@ -40,12 +40,16 @@ def test_maps_are_the_same_in_whatever_order_their_shards_are_made_and_after_a_k
     def last_first(function: Callable[..., Any], shards: Sequence[Any]) -> Iterator[Any]:
         return iter([function(copy.deepcopy(shard), float) for shard in reversed(shards)][::-1])
 
-    settings: dict[str, Any] = {"max_new_tokens": 16, "batch_size": 2}
+    settings: dict[str, Any] = {"max_new_tokens": 16, "batch_size": 2, "temperature": 1.0}
     here, there, killed = context("here"), context("there"), context("killed")
     there.mapper = last_first
     made = [measure_acceptance(target, drafts[1], prompts, **settings, ctx=ctx) for ctx in (here, there)]
-    assert (there.out / "acceptance_map.jsonl").read_bytes() == (here.out / "acceptance_map.jsonl").read_bytes()
+    for rows in ("acceptance_map.jsonl", "sampled_run.jsonl"):
+        assert (there.out / rows).read_bytes() == (here.out / rows).read_bytes()
     assert made[0].info == made[1].info
+    runs = read_rows(here.out, SampledRun)
+    assert [run.prompt_id for run in runs] == [m.prompt_id for m in read_rows(here.out, AcceptanceMap)]
+    assert all(run.num_rounds <= run.num_tokens <= 15 and run.temperature == 1.0 for run in runs)
     shutil.copy(here.scratch / "maps-00001.json", killed.scratch)
     again: list[str] = []
     killed.mapper = lambda function, shards: (again.append(s.file.name) or function(s, float) for s in shards)

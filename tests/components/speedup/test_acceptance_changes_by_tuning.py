@@ -10,7 +10,7 @@ import pytest
 from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
-from components.rows import AcceptanceChange, AcceptanceMap, QualityFlag, read_rows
+from components.rows import AcceptanceChange, AcceptanceMap, QualityFlag, SampledRun, read_rows
 from components.speedup import choose_depth, measure_tuning
 from components.speedup.bootstrap import PROMPTS
 
@@ -97,6 +97,26 @@ def test_it_is_compared_at_the_depth_that_was_chosen_for_the_tuned_one(measureme
     assert measure_tuning(before, after, policy=policy, depth_k=2, ctx=new_ctx()).info["depth_k"] == 2
     shallow = measurements(maps(0.9, 2, TUNED, depth=2))
     assert measure_tuning(before, shallow, depth_k=9, ctx=new_ctx()).info["depth_k"] == 2
+
+
+def sampled(rows: list[AcceptanceMap], num_rounds: int) -> list[Any]:
+    shared = ("target_key", "draft_key", "method", "prompt_id", "workload", "dtype")
+    facts = {"depth_k": 2, "temperature": 1.0, "seed": 0, "num_rounds": num_rounds, "num_tokens": 128}
+    return [SampledRun(**{name: getattr(row, name) for name in shared}, **facts) for row in rows]
+
+
+def test_sampled_answers_stand_beside_greedy_ones_of_the_same_depth(measurements: Rows, new_ctx: NewCtx) -> None:
+    came, after = maps(0.8, 1, CAME), maps(0.8, 2, TUNED)
+    made = measure_tuning(
+        measurements([*came, *sampled(came, 100)]), measurements([*after, *sampled(after, 64)]), ctx=new_ctx()
+    )
+    rows = by_what(made)
+    assert rows.keys() == {"tuning", "sampled", "sampled_tuned"} == by_what(made, "code").keys()
+    greedy = by_what(measure_tuning(measurements(came), measurements(after), depth_k=2, ctx=new_ctx()))["tuning"]
+    assert [rows["sampled"].al_after, rows["sampled_tuned"].al_after] == pytest.approx([1.28, 2.0])
+    assert [rows["sampled"].al_before, rows["sampled_tuned"].al_before] == [greedy.al_before, greedy.al_after]
+    assert (rows["sampled"].draft_key, rows["sampled"].before_draft_key, rows["sampled"].depth_k) == (CAME, CAME, 2)
+    assert rows["sampled"].verdict == "lower" and "less of sampled answers" in made.info["change_lines"]["sampled"]
 
 
 def test_few_prompts_are_flagged_and_decide_nothing(measurements: Rows, new_ctx: NewCtx) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from changed_folders import changed_config, changed_tensors, context, without_tensor
-from quantised_folders import OUTLIERS, QUANTISED, Quantised, held_against_loader, written
+from quantised_folders import QUANTISED, Quantised, held_against_loader
 from safetensors.torch import load_file, save_file
 from tiny_families import make_family
 
@@ -77,6 +77,8 @@ def test_a_package_that_its_loader_needs_is_named_in_the_first_step(
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "by modelopt, which transformers does not know"),
         ({"quant_method": "fbgemm_fp8"}, "by fbgemm_fp8, which cannot be loaded here"),
         ({"quant_method": "nvfp4"}, "by nvfp4, which cannot be loaded here"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "LLM.int8 with llm_int8_threshold 6, where"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 4.5}, "LLM.int8 with llm_int8_threshold 4.5, where"),
     ],
 )
 def test_a_method_that_cannot_be_loaded_here_is_refused_in_one_line(
@@ -186,8 +188,3 @@ def test_a_target_is_as_its_own_loader_gives_it(case: Quantised, tmp_path: Path)
     found = held_against_loader(case, tmp_path)
     assert found["faults"] == [] and found["features_apart"] == found["logits_apart"] == 0
     assert found["embedding_is_plain"] and found["num_params"] == found["params_of_plain"]
-
-
-def test_rows_that_round_each_other_cannot_verify_draft_tokens(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="llm_int8_threshold 6"):
-        open_target(written(OUTLIERS, tmp_path))

@@ -48,7 +48,7 @@ def test_medusa_is_residual_blocks_and_a_linear_layer(head: str, tiny_target: Ma
             at = f"medusa_head.{i}.{j}.linear."
             inner = h @ weights[at + "weight"].T + weights[at + "bias"]
             h = h + inner / (1 + (-inner).exp())
-        table = weights[f"medusa_head.{i}.2.weight"] if head == "own" else draft.lm_head
+        table = weights[f"medusa_head.{i}.2.weight"] if head == "own" else draft.lm_head.weight
         torch.testing.assert_close(logits[0], h @ table.T, atol=1e-4, rtol=1e-4)  # type: ignore[operator]
 
 

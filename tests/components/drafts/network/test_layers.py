@@ -1,12 +1,29 @@
-"""The exact loss mask on an example small enough to check by hand, and packing of the wanted columns."""
+"""The exact loss mask on an example small enough to check by hand, packing of the wanted columns, the target's head."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_drafts import TRAINED, batch_of, new_draft
+from tiny_families import make_family
 
-from components.drafts.network.layers import CausalMask, Documents, packed_rows, reachable, shift_left
+from components.drafts.interface import CommittedPositions, Sampling
+from components.drafts.network.layers import (
+    CausalMask,
+    Documents,
+    TargetHead,
+    final_norm_of,
+    packed_rows,
+    reachable,
+    shift_left,
+)
+from components.targets.interface import AbstractTarget
+from components.targets.load import open_target
 
 
 def test_six_token_example() -> None:
@@ -58,3 +75,52 @@ def test_with_a_window_a_packed_column_sees_the_last_positions_of_its_own_docume
     assert torch.equal(~causal.masked_columns(rows, 3)[0, 0, 0], seen[0, 0, rows[0]])
     two_ahead = ~causal.masked_columns(rows, 3, 2)[0, 0, 0]
     assert two_ahead.nonzero().tolist() == [[0, 4], [1, 7]]
+
+
+HEADS = {"llama": 0.0, "gemma2": 30.0, "cohere": 0.0, "gpt2": 0.0, "granite": 0.0, "phimoe": 0.0}
+"""Family -> soft cap of its logits. Cohere's norm takes a mean away, GPT-2's adds a bias too, Phi-MoE's head as well;
+Cohere and Granite scale logits."""
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, AbstractTarget]:
+    return request.param, open_target(make_family(request.param, tmp_path_factory.mktemp("target")), kernel="plain")
+
+
+def test_norm_and_head_of_a_drafter_are_those_of_its_target(family: tuple[str, AbstractTarget]) -> None:
+    name, target = family
+    batch, ids = batch_of(target, num_rows=1), torch.arange(1, target.shape.vocab_size, 2)
+    normed = target.final_norm(batch.last)
+    expected = target.unembed(normed)[..., ids]
+    if cap := HEADS[name]:
+        expected = torch.atanh(expected / cap) * cap
+    torch.testing.assert_close(TargetHead.of(target, ids)(normed), expected, rtol=1e-4, atol=1e-4)
+    norm, state = final_norm_of(target), batch.last
+    state = state - state.mean(-1, keepdim=True) if norm.centres else state
+    state = norm.weight * torch.nn.functional.rms_norm(state, state.shape[-1:], eps=target.shape.rms_norm_eps)
+    torch.testing.assert_close(state if norm.bias is None else state + norm.bias, normed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("medusa", {"head": "tied"}), ("mtp-parallel", {})])
+def test_an_untrained_head_says_what_the_target_says(
+    method: str, settings: dict[str, Any], family: tuple[str, AbstractTarget]
+) -> None:
+    name, target = family
+    draft, batch = new_draft(target, method, spread=False, num_heads=1, **settings), batch_of(target, num_rows=1)
+    expected = target.unembed(target.final_norm(batch.last))[..., draft.draft_ids]
+    (logits,) = draft.teacher_forced(batch, torch.arange(24)[None])  # type: ignore[operator]
+    if cap := HEADS[name]:
+        logits = torch.tanh(logits / cap) * cap
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_decoding_drafts_what_training_sees_whatever_norm_and_head_the_target_has(tmp_path: Path) -> None:
+    target = open_target(make_family("phimoe", tmp_path), kernel="transformers")
+    batch = batch_of(target, num_rows=1)
+    ids, taps, last = batch.ids[0], batch.taps[0], batch.last[0]
+    for method in TRAINED:
+        draft = new_draft(target, method)
+        everywhere = draft.propose_at_every_position(ids, taps, last, 2).tokens
+        committed = CommittedPositions(ids[1:], taps[:-1], last[:-1])
+        proposed = draft.propose(draft.new_state(64), committed, 2, Sampling(), torch.Generator())
+        assert proposed.tokens.tolist() == everywhere[-1].tolist(), method
