@@ -395,6 +395,34 @@ def families() -> tuple[str, str]:
     )
 
 
+def quantised_targets() -> tuple[str, str]:
+    """Quantised targets beside transformers' own loader."""
+    found = record("soak-quantised-targets", timed=False)
+    rows = [
+        (
+            name.replace(": ", ", "),
+            way["dtype"],
+            f"{way['features_apart']:.0f} / {way['logits_apart']:.0f}",
+            f"{way['loader_apart']:.1e}",
+            str(len(way["faults"])),
+            ", ".join(f"{package} {number}" for package, number in way["packages"].items()),
+        )
+        for name, way in found["ways"].items()
+    ]
+    missing = ", ".join(name.replace(": ", ", ") for name in found["not_installed"]) or "none"
+    return (
+        "Tiny random targets that each project's own code wrote, opened here and by transformers' loader in the same "
+        "dtype: largest difference of features / logits. Beside it, by how much the loader's own two ways differ, all "
+        "of a text at once and token by token: a greedy answer while an EAGLE-3 drafter drafts, as a chain, in a batch "
+        "and as a tree, may be another only where the best two tokens lie closer than twice that. Where this is as "
+        "large as the logits themselves (4-bit activations) equal answers show nothing. LLM.int8 with an outlier "
+        f"threshold is refused by name. Not installed for this record: {missing}.",
+        markdown(
+            ("quantised by", "computes in", "features / logits", "loader's two ways", "other answers", "packages"), rows
+        ),
+    )
+
+
 def suffix_repetition() -> tuple[str, str]:
     """Suffix decoding beside prompt lookup, on text that repeats and on ordinary text."""
     found = record("suffix-repetition", timed=False)
@@ -533,6 +561,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "engines": engines(),
         "engine-vllm-synthetic": imposed_acceptance(),
         "families": families(),
+        "quantised-targets": quantised_targets(),
         "imported-parity": imported_parity(),
         "adopt-foreign": adopted_elsewhere(),
         "stop-rule": stop_rule(),

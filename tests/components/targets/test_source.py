@@ -35,13 +35,13 @@ def test_a_hub_id_without_a_network_costs_one_line(tmp_path: Path, monkeypatch: 
 
 
 def test_a_download_that_the_disk_cannot_hold_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hub's client raises when 30 GB meet a full disk; in a folder of its own, nothing of a target is copied."""
+    """What the hub's client raises when 30 GB meet a full disk; a model in a folder is not copied."""
 
     def no_room(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "model-00001-of-00007.safetensors"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_room)
-    with pytest.raises(UserError, match="nobody/nothing: .*No space left on device") as refused:
+    with pytest.raises(UserError, match=r"nobody/nothing: .*No space left on device") as refused:
         load_target(model="nobody/nothing", ctx=context(tmp_path / "out"))
     assert "\n" not in str(refused.value)
 
