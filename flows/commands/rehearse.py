@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from components.contract import Artifact, NothingNew, UserError
@@ -114,14 +113,12 @@ def _run_one(
 
 
 def _print(plan: Plan, went: Mapping[str, Rehearsed]) -> None:
-    """A table of all steps: how each went, its seconds, and why it failed."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("step", "state", "seconds", "why"):
-        table.add_column(title, no_wrap=title != "why")
-    for name, one in went.items():
-        style = {"passed": "", "failed": "red"}.get(one.state, "dim")
-        why = "; ".join(map(shorten, one.remarks))
-        table.add_row(*(Text(text, style=style) for text in (name, one.state, f"{one.seconds:.1f}", why)))
-    for name, why in plan.skipped:
-        table.add_row(*(Text(text, style="dim") for text in (name, "left out", "", why)))
-    out.print(table)
+    """A line for each step: how it went, its seconds, and why it failed or what is not tried; no line is cut."""
+    rows = [
+        (name, one.state, f"{one.seconds:.1f} s", "; ".join(map(shorten, one.remarks))) for name, one in went.items()
+    ]
+    rows += [(name, "left out", "", why) for name, why in plan.skipped]
+    width = max(len(name) for name, *_ in rows)
+    for name, state, seconds, why in rows:
+        style = {"passed": "", "failed": "red"}.get(state, "dim")
+        out.print(Text(f"{name:<{width}}  {state:<11}  {seconds:>7}  {why}".rstrip(), style=style), soft_wrap=True)

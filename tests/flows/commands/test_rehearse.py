@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from pipeline_builder import Pipeline, pipeline, step
 from tiny_families import family_config
 from tiny_pipeline import NUM_STEPS, main_job
@@ -29,16 +28,15 @@ def rehearse(draftsmith: Cli, made: Pipeline, folder: Path) -> tuple[int, str, d
     file.write_text(made.text, encoding="utf-8")
     code, out, err = draftsmith("rehearse", made.name, "-f", file)
     lines = (
-        re.fullmatch(r"(\S+) +(passed|failed|not reached|left out) +(?:\d+\.\d)?(.*)", line)
+        re.fullmatch(r"(\S+) +(passed|failed|not reached|left out) +(?:\d+\.\d s)?(.*)", line)
         for line in out.splitlines()
     )
     return code, out + err, {found[1]: f"{found[2]}: {found[3].strip()}" for found in lines if found}
 
 
 def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_nothing(
-    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draftsmith: Cli, home: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
     upload = step("publish.upload_release", "release", repo="nobody/nothing")
     made = main_job(model_without_weights(tmp_path / "model")).with_steps(upload=upload)
     code, out, states = rehearse(draftsmith, made, tmp_path)
@@ -49,10 +47,7 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_n
     assert [path.name for path in home.rglob("*") if path.is_file() and "logs" not in path.parts] == []
 
 
-def test_one_rehearsal_finds_every_fault_that_would_come_up_later(
-    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
+def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"promt": "Say something about trees."}\n' * 40, encoding="utf-8")
 
@@ -98,10 +93,7 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(
     assert code == 1
 
 
-def test_data_that_are_elsewhere_are_stood_for_and_that_is_said(
-    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
+def test_data_that_are_elsewhere_are_stood_for_and_that_is_said(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
     sources = ["ultrachat", {"path": "s3://bucket/chats", "name": "archive"}]
     made = pipeline(
         "elsewhere",
