@@ -455,6 +455,60 @@ def suffix_repetition() -> tuple[str, str]:
     )
 
 
+def suffix_beside_drafter() -> tuple[str, str]:
+    """Suffix decoding beside a trained EAGLE-3 drafter, and each alone, on the same texts."""
+    found = record("suffix-repetition-trained", timed=False)
+    chain, depth = found["chain_depth"], max(found["depths"])
+    arms = {
+        "suffix": f"suffix alone, depth {depth}",
+        "eagle3": f"EAGLE-3 alone, depth {chain}",
+        f"eagle3 k={chain} with suffix": "both",
+    }
+    cells = {(row["workload"], row["arm"], row["depth"]): row["time_over_plain"] for row in found["rows"]}
+    rows = [
+        (name, *(f"{cells[name, arm, chain if arm == 'eagle3' else depth]:.2f}" for arm in arms))
+        for name in found["workloads"]
+    ]
+    return (
+        f"Time of decoding over plain decoding's, with a drafter of {found['train_steps']} training steps; "
+        f"{found['prompts']} prompts of each kind of answers, as in the table before; quiet machine.",
+        markdown(("answers", *arms.values()), rows),
+    )
+
+
+def long_context() -> tuple[str, str]:
+    """What drafting and a training step cost at long contexts, with a window in the drafter and without."""
+    found = record("long-context", timed=False)
+    drafting, training = (
+        {(row["attention"], row[by]): row for row in found[part]["rows"]}
+        for part, by in (("drafting", "context"), ("training", "tokens"))
+    )
+    window = next(name for name, _ in drafting if name != "full")
+    rows = [
+        (
+            f"a round at {length // 1024}k positions",
+            *(f"{row['round_ms']:.1f} ms, cache {row['cache_bytes'] / 2**20:.1f} MiB" for row in pair),
+        )
+        for length in sorted({length for _, length in drafting})
+        for pair in [(drafting["full", length], drafting[window, length])]
+    ]
+    rows += [
+        (
+            f"a training step of one text of {length // 1024}k tokens",
+            *(f"{row['step_seconds']:.1f} s, peak {row['peak_bytes'] / 2**30:.1f} GiB" for row in pair),
+        )
+        for length in sorted({length for _, length in training})
+        for pair in [(training["full", length], training[window, length])]
+    ]
+    width, trained = found["drafting"]["shape"]["hidden_size"], found["training"]["shape"]
+    return (
+        f"EAGLE-3 with random weights: rounds of {found['drafting']['depth']} draft tokens at width {width}, training "
+        f"at width {trained['hidden_size']} with {trained['ttt_steps']} steps of the training-time test. It says what "
+        "they cost, and nothing of acceptance.",
+        markdown(("what", "full attention", window), rows),
+    )
+
+
 def stop_rule() -> tuple[str, str]:
     """Chains that end by confidence beside the best fixed depth, on trained drafters."""
     found = record("stop-rule", timed=False)
@@ -566,6 +620,8 @@ def sections() -> dict[str, tuple[str, str]]:
         "adopt-foreign": adopted_elsewhere(),
         "stop-rule": stop_rule(),
         "suffix-repetition": suffix_repetition(),
+        "suffix-repetition-trained": suffix_beside_drafter(),
+        "long-context": long_context(),
         "history": history(),
         "commands": commands(),
         "soak": soak(),
