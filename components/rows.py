@@ -80,6 +80,16 @@ class Drift:
     drifted: bool
 
 
+NAMES_OF_CHANGES = {
+    "target": "changed target",
+    "tuning": "tuning",
+    "both": "both together",
+    "sampled": "sampled answers",
+    "sampled_tuned": "sampled answers, tuned",
+}
+"""`what` of an AcceptanceChange -> the name of the change, for people."""
+
+
 @dataclass(frozen=True)
 class AcceptanceChange:
     """Acceptance length of a drafter before and after it was tuned, or its target was changed, on the same prompts.

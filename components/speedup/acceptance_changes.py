@@ -31,6 +31,7 @@ from components.contract import Context, DepthPolicy, Measurements, Prompts, Use
 from components.policy import WeightsCost, read_policy
 from components.rows import (
     ALL,
+    NAMES_OF_CHANGES,
     AcceptanceByLanguage,
     AcceptanceChange,
     AcceptanceMap,
@@ -301,13 +302,6 @@ def _few_prompts_by_language(rows: Sequence[AcceptanceByLanguage]) -> list[Quali
     return [_few_prompts_flag(row, row.num_prompts, f"language {row.language}: {detail}") for row in few]
 
 
-NAMES_OF_CHANGES = {
-    "target": "changed target",
-    "tuning": "tuning",
-    "both": "both together",
-    "sampled": "sampled answers",
-    "sampled_tuned": "sampled answers, tuned",
-}
 Pairing = tuple[str, str, str]
 """(what of an AcceptanceChange, the state before, the state after)."""
 BY_TUNING: Pairing = ("tuning", "as it came", "tuned")

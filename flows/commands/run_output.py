@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
 from components.report.summary import summarise
+from components.rows import NAMES_OF_CHANGES
 from flows.execution.local_run import RunOutcome
 from flows.execution.messages import Event
 from flows.planning.plan import PlannedStep
@@ -126,9 +127,6 @@ def duration(seconds: float) -> str:
 Kind = TypeVar("Kind", bound=Artifact)
 
 
-CHANGE_LABELS = {"target": "changed target", "tuning": "tuning", "both": "both together"}
-
-
 def print_run_summary(outcome: RunOutcome, console: Console) -> None:
     """Print the summary of a finished run."""
 
@@ -160,7 +158,7 @@ def print_run_summary(outcome: RunOutcome, console: Console) -> None:
         if isinstance(artifact, Measurements) and "drift" in artifact.info:
             places["drift"] = str(artifact.info["drift"])
         if isinstance(artifact, Measurements) and "change_lines" in artifact.info:
-            places |= {CHANGE_LABELS[what]: line for what, line in artifact.info["change_lines"].items()}
+            places |= {NAMES_OF_CHANGES[what]: line for what, line in artifact.info["change_lines"].items()}
     if policy is not None:
         places = summarise(policy.info, release.info if release is not None else None, places)
     for label, value in places.items():
