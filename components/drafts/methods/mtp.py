@@ -41,7 +41,6 @@ import functools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple, final
 
 import torch
@@ -58,7 +57,7 @@ from components.drafts.interface import (
     StepLosses,
 )
 from components.drafts.methods.batched import BatchedDraft
-from components.drafts.methods.mtp_native import MtpNative
+from components.drafts.methods.mtp_native import MtpNative, TargetHeadDraft
 from components.drafts.network.cached_block import CachedBlock, KvCache, TokenTable, last_rows, linear_kernel
 from components.drafts.network.layers import (
     AttentionProjections,
@@ -72,14 +71,12 @@ from components.drafts.network.layers import (
     finish_block,
     initialise,
     norm_weight_of,
-    normed_state,
     run_llama_block,
     shift_left,
 )
 from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import MtpSettings
-from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 
@@ -309,7 +306,7 @@ class MtpModule(nn.Module):
 
 
 @final
-class Mtp(BatchedDraft[Decoder]):
+class Mtp(TargetHeadDraft, BatchedDraft[Decoder]):
     """See the module docstring. Trained parameters: model.layers.{n + j}, n = the target's layers, j from 0."""
 
     method: ClassVar[str] = "mtp"
@@ -345,10 +342,6 @@ class Mtp(BatchedDraft[Decoder]):
         """Module 1, 2, ... in order."""
         return list(self.model.layers.values())  # type: ignore[operator]
 
-    def initial_hidden(self, last: Tensor) -> Tensor:
-        """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
-        return last.float() if self.settings.first_hidden == "pre_norm" else normed_state(self.target, last)
-
     def embedded(self, ids: Tensor, j: int, causal: CausalMask) -> Tensor:
         """Embeddings read by module j: e(x_{t+j}) for ids [B, T], zeroed at position 0 (module 1, column 0)."""
         rows = embedded(self.target, shift_left(ids, j))
@@ -357,24 +350,9 @@ class Mtp(BatchedDraft[Decoder]):
         return rows
 
     def losses(self, batch: Batch) -> StepLosses:
-        """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
+        """As AbstractDraft."""
         self._decoder = None
-        teacher = teacher_for_steps(self.target, batch, None)
-        states = partial(self.states, batch)
-        return step_losses(batch, states, self.num_steps, teacher, self.settings, self.unembedded)
-
-    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-        """Logits [B, R, V] of modules 1, 2, ... at columns rows [B, R], each fed the true x_{t+j}."""
-        return map(self.unembedded, self.states(batch, rows))
-
-    def unembedded(self, normed: Tensor) -> Tensor:
-        """The target's LM head: [..., H] -> [..., V]."""
-        logits: Tensor = self.head(normed)
-        return logits
-
-    @property
-    def student_ids(self) -> None:
-        """As AbstractDraft: the head is pruned for drafting alone."""
+        return super().losses(batch)
 
     def states(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """As `teacher_forced`, before the head: [B, R, H]."""

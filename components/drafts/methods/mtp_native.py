@@ -15,6 +15,7 @@ Shapes: B sequences, T columns, R rows to draft from, H hidden size, N draft voc
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -95,8 +96,42 @@ class NativeMtpState:
     num_columns: int = 0
 
 
+class TargetHeadDraft(AbstractDraft):
+    """A drafter whose last states go through the target's whole LM head while it trains; only drafting prunes it."""
+
+    settings: MtpSettings
+    head: TargetHead
+
+    @abstractmethod
+    def states(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """As `teacher_forced`, before the head: [B, R, H]."""
+
+    def initial_hidden(self, last: Tensor) -> Tensor:
+        """h^0 from the target's last-layer output: [..., H] -> float32 [..., H]."""
+        return last.float() if self.settings.first_hidden == "pre_norm" else normed_state(self.target, last)
+
+    def losses(self, batch: Batch) -> StepLosses:
+        """The training graph: teacher-forced, all columns at once; the head runs on reachable columns only."""
+        teacher = teacher_for_steps(self.target, batch, None)
+        states = partial(self.states, batch)
+        return step_losses(batch, states, self.num_steps, teacher, self.settings, self.unembedded)
+
+    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+        """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
+        return map(self.unembedded, self.states(batch, rows))
+
+    def unembedded(self, normed: Tensor) -> Tensor:
+        """The target's LM head: [..., H] -> [..., V]."""
+        logits: Tensor = self.head(normed)
+        return logits
+
+    @property
+    def student_ids(self) -> None:
+        """As AbstractDraft: all tokens."""
+
+
 @final
-class MtpNative(AbstractDraft):
+class MtpNative(TargetHeadDraft):
     """See the module docstring. Trained parameters: module.*, every tensor of the checkpoint's MTP module."""
 
     method: ClassVar[str] = "mtp"
@@ -127,10 +162,6 @@ class MtpNative(AbstractDraft):
         )
         return cls(target, module, draft_ids, settings).to(target.device)
 
-    def initial_hidden(self, last: Tensor) -> Tensor:
-        """h from the target's last-layer output: [..., H] -> float32 [..., H]."""
-        return last.float() if self.settings.first_hidden == "pre_norm" else normed_state(self.target, last)
-
     def embed(self, ids: Tensor) -> Tensor:
         """The target's frozen embedding, [...] -> [..., H] float32."""
         return embedded(self.target, ids)
@@ -150,25 +181,6 @@ class MtpNative(AbstractDraft):
     def next_step_input(self, out: Tensor) -> Tensor:
         """The input of the next step in place of the target's state."""
         return self.module.last_norm(out) if self.module.layout.recycles_normed else out
-
-    def losses(self, batch: Batch) -> StepLosses:
-        """The training graph: teacher-forced, all reachable columns at once."""
-        teacher = teacher_for_steps(self.target, batch, None)
-        states = partial(self.states, batch)
-        return step_losses(batch, states, self.num_steps, teacher, self.settings, self.unembedded)
-
-    def teacher_forced(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-        """Logits [B, R, V] of steps 0, 1, ... from columns rows [B, R], each fed the true x_{t+1+k}."""
-        return map(self.unembedded, self.states(batch, rows))
-
-    def unembedded(self, normed: Tensor) -> Tensor:
-        """The target's LM head: [..., H] -> [..., V]."""
-        logits: Tensor = self.head(normed)
-        return logits
-
-    @property
-    def student_ids(self) -> None:
-        """As AbstractDraft: the head is pruned for drafting alone."""
 
     def states(self, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
         """As `teacher_forced`, before the head: [B, R, H]."""
