@@ -30,11 +30,10 @@ from benchmarks import record
 from benchmarks.block_sample import draw_weights, write_cases
 from benchmarks.record import ROOT, write_record
 from benchmarks.speculators_environment import VERSION, python
-from components.drafts.interface import Batch, CommittedPositions, Sampling
+from components.drafts.interface import Batch, CommittedPositions, Roots, Sampling
 from components.drafts.network.layers import head_rows
 from components.drafts.storage.files import build_draft
 from components.drafts.training.loop import Optimizer
-from components.drafts.training.losses import Roots
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
 

@@ -218,11 +218,21 @@ class Batch(NamedTuple):
     documents: Documents | None = None  # None: every row is one document
     divisors: Tensor | None = None
     """Of a part of a larger batch: what the loss of each step is divided by, so that the parts' losses add up."""
+    row_seeds: tuple[int, ...] | None = None
+    """A number for each row, the same in whatever part of a batch the row is; None: its index."""
 
     @property
     def causal(self) -> CausalMask:
         """Positions and visibility of the columns."""
         return CausalMask(self.ids.shape[1], self.ids.device, self.documents)
+
+
+class Roots(NamedTuple):
+    """The columns to draft from, R of each sequence."""
+
+    rows: Tensor  # int64 [B, R]
+    valid: Tensor  # bool [B, R]: False on filler rows
+    num_steps: Tensor | None = None  # int64 [B, R]: in how many drafting steps each is trained; None: in all
 
 
 class StepLosses(NamedTuple):
@@ -239,7 +249,6 @@ class AbstractDraft(nn.Module, ABC):
 
     method: ClassVar[str]
     packs: ClassVar[bool] = False  # whether `losses` respects Batch.documents
-    splits: ClassVar[bool] = True  # whether `losses` of the parts of a batch add up to those of the whole
     settings: Any  # of the method's own class in settings.py
     num_steps: int  # drafting steps it is trained for
     max_depth: int
@@ -274,6 +283,10 @@ class AbstractDraft(nn.Module, ABC):
 
     def scale_to_target_features(self, taps: Tensor) -> None:
         """Scale an untrained drafter to a sample of the target's hidden states, [M, N * H]; may set lr_scales."""
+
+    def training_roots(self, roots: Roots, batch: Batch) -> Roots:
+        """The roots that are trained, of all that could be; a row's do not depend on the rest of the batch."""
+        return roots
 
     @classmethod
     @abstractmethod

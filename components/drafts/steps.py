@@ -200,8 +200,7 @@ def train_draft(
         eval_rows: held-out answers in such a look, at most.
         checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
         micro_batch_tokens: tokens of a batch that are in memory at once, padding included; the gradients of a batch are
-            summed over its parts, and are those of the whole. 0: the batch at once. Not for methods that draw from a
-            batch as a whole (p-eagle, dflash, dspark).
+            summed over its parts, and are those of the whole.  0: the batch at once.
         recompute: keep no activations inside the drafter's blocks and compute them again for the gradients: much less
             memory for a third more time, and the same gradients.
         deterministic: on a GPU, kernels whose sums do not depend on timing, so that a resumed run has the same bits.

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.contract import UserError
-from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, Roots, StepLosses
 from components.drafts.methods.batched import BatchedDraft, DepthDraft, admitted, merged
 from components.drafts.methods.block_attention import BlockSight, attend_blocks
 from components.drafts.methods.eagle3 import scale_fuse, tap_sizes
@@ -58,8 +58,8 @@ from components.drafts.network.recompute import of_block
 from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import DFlashSettings
-from components.drafts.training.batches import step_generator
-from components.drafts.training.losses import Roots, Step, StepLossAccumulator, judged_by, teacher_for_steps
+from components.drafts.training.batches import drawn_by_row
+from components.drafts.training.losses import Step, StepLossAccumulator, judged_by, teacher_for_steps
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
 
@@ -89,7 +89,6 @@ class BlockDraft(BatchedDraft[Decoder]):
     """The backbone of DFlash and of what builds on it. Trained parameters: fc, hidden_norm, layers, norm."""
 
     packs: ClassVar[bool] = True
-    splits: ClassVar[bool] = False  # its roots are drawn at random from the whole batch
 
     def __init__(self, target: AbstractTarget, settings: DFlashSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
@@ -127,11 +126,11 @@ class BlockDraft(BatchedDraft[Decoder]):
         scale_fuse(self.fc, sizes)
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean())}
 
-    def anchors(self, roots: Roots, batch: Batch) -> Roots:
-        """The roots that are trained: at most max_anchors of each row, drawn by seed and optimiser step."""
+    def training_roots(self, roots: Roots, batch: Batch) -> Roots:
+        """As AbstractDraft: at most max_anchors of each row, drawn by seed and optimiser step."""
         if not self.training or roots.rows.shape[1] <= self.settings.max_anchors:
             return roots
-        rank = torch.rand(roots.rows.shape, generator=step_generator(batch, self.seed)).to(roots.rows.device)
+        rank = drawn_by_row(batch, self.seed, roots.valid.sum(1).tolist(), roots.rows.shape)
         order = rank.masked_fill(~roots.valid, 2.0).argsort(1)[:, : self.settings.max_anchors].sort(1).values
         return Roots(roots.rows.gather(1, order), roots.valid.gather(1, order))
 
@@ -243,7 +242,7 @@ class DFlash(BlockDraft, DepthDraft[Decoder]):
         self._decoder = None
         teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
-        accumulator.use_roots(self.anchors(accumulator.roots, batch))
+        accumulator.use_roots(self.training_roots(accumulator.roots, batch))
         outputs = self.block_outputs(batch.taps, shift_left(batch.ids, 1), accumulator.roots.rows, batch.causal)
         judge = judged_by(self.block_logits, self.settings)
         accumulator.add_steps(Step((output,), judge) for output in outputs)

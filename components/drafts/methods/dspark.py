@@ -128,7 +128,7 @@ class DSpark(BlockDraft):
         self._decoder = None
         teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
-        accumulator.use_roots(self.anchors(accumulator.roots, batch))
+        accumulator.use_roots(self.training_roots(accumulator.roots, batch))
         accumulator.add_steps(Step(states, self._judge) for states in self.slot_states(batch, accumulator.roots.rows))
         return accumulator.result(self.settings.step_decay)
 

@@ -56,7 +56,7 @@ from components.drafts.network.layers import (
     normed_state,
 )
 from components.drafts.settings import Eagle1Settings, HassSettings
-from components.drafts.training.batches import step_generator
+from components.drafts.training.batches import drawn_by_row
 from components.drafts.training.losses import (
     Step,
     StepLossAccumulator,
@@ -178,7 +178,7 @@ class FeatureDraft(OneBlockDraft):
         """Add training noise to features [B, T, H]; the same optimiser step has the same noise."""
         if not self.training or self.feature_noise == 0:
             return features
-        noise = torch.rand(features.shape, generator=step_generator(batch, self.noise_seed)).to(features.device)
+        noise = drawn_by_row(batch, self.noise_seed, batch.lengths.tolist(), features.shape)
         return features + (2.0 * noise - 1.0) * self.feature_noise
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> ChainDecoder:

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.drafts.interface import Batch, CommittedPositions, EveryPosition, StepLosses
+from components.drafts.interface import Batch, CommittedPositions, EveryPosition, Roots, StepLosses
 from components.drafts.methods.batched import DepthDraft, admitted, merged
 from components.drafts.methods.eagle3 import FirstLayer, scale_fuse, tap_sizes
 from components.drafts.methods.training_time_test import attend, select_rows
@@ -61,9 +61,8 @@ from components.drafts.network.recompute import of_block
 from components.drafts.network.sampling import most_likely
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import EXTRA_DEPTH, PEagleSettings
-from components.drafts.training.batches import step_generator
+from components.drafts.training.batches import drawn_by_row
 from components.drafts.training.losses import (
-    Roots,
     Step,
     StepLossAccumulator,
     judged_by,
@@ -100,7 +99,6 @@ class PEagle(DepthDraft[Decoder]):
 
     method: ClassVar[str] = "p-eagle"
     packs: ClassVar[bool] = True
-    splits: ClassVar[bool] = False  # its roots are drawn at random from the whole batch
 
     def __init__(self, target: AbstractTarget, settings: PEagleSettings, draft_ids: Tensor) -> None:
         super().__init__(target, draft_ids)
@@ -153,18 +151,32 @@ class PEagle(DepthDraft[Decoder]):
         self.mask_hidden.mul_(sizes.repeat_interleave(self.shape.hidden_size).to(self.mask_hidden))
         self.lr_scales = {"fc.weight": 1.0 / float(sizes.mean()), "mask_hidden": float(sizes.mean())}
 
+    def training_roots(self, roots: Roots, batch: Batch) -> Roots:
+        """As AbstractDraft: all in an order drawn by seed and optimiser step; the deeper, the fewer of them.
+
+        Of a row's R roots the first R max(kept_share^d, least_share) are trained at depth d.
+        """
+        if not self.training:
+            return roots
+        counts = roots.valid.sum(1)
+        order = drawn_by_row(batch, self.seed, counts.tolist(), roots.rows.shape).argsort(dim=1, stable=True)
+        depths = torch.arange(self.num_steps, dtype=torch.float64)
+        shares = (self.settings.kept_share**depths).clamp(min=self.settings.least_share).to(order.device)
+        trained = (counts[:, None] * shares).round().clamp(min=1)  # [B, K]
+        places = torch.arange(order.shape[1], device=order.device)[None, :, None]
+        num_steps = (places < trained[:, None]).sum(-1)
+        return Roots(roots.rows.gather(1, order), roots.valid.gather(1, order), num_steps)
+
     def losses(self, batch: Batch) -> StepLosses:
         """The training graph: depth d at a share max(kept_share^d, least_share) of the reachable columns."""
         self._decoder = None
         teacher = teacher_for_steps(self.target, batch, self.draft_ids)
         accumulator = StepLossAccumulator(batch, teacher, self.num_steps, self.settings.normaliser)
-        widths = [accumulator.roots.rows.shape[1]] * self.num_steps
-        if self.training:
-            accumulator.use_roots(_shuffled(accumulator.roots, step_generator(batch, self.seed)))
-            widths = [
-                max(1, round(widths[0] * max(self.settings.kept_share**d, self.settings.least_share)))
-                for d in range(self.num_steps)
-            ]
+        roots = self.training_roots(accumulator.roots, batch)
+        accumulator.use_roots(roots)
+        widths = [roots.rows.shape[1]] * self.num_steps
+        if roots.num_steps is not None:
+            widths[1:] = [max(1, int((roots.num_steps > d).sum(1).max())) for d in range(1, self.num_steps)]
         rows, judge = accumulator.roots.rows, judged_by(self.lm_head, self.settings)
         states = self.draft_states(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
         accumulator.add_steps(Step((of_depth,), judge) for of_depth in states)
@@ -280,12 +292,6 @@ class PEagle(DepthDraft[Decoder]):
             hidden = torch.cat([rows[-depth:] for rows in hidden.split(counts)])
         logits = decoder.head(unit_norm(hidden) if scaled else hidden)
         return logits.unflatten(0, (len(states), num_masks + 1)).transpose(0, 1)[:depth]
-
-
-def _shuffled(roots: Roots, generator: torch.Generator) -> Roots:
-    """The roots of every sequence in random order, filler rows among them: the first rows are then a fair sample."""
-    order = torch.rand(roots.rows.shape, generator=generator).argsort(1).to(roots.rows.device)
-    return Roots(roots.rows.gather(1, order), roots.valid.gather(1, order))
 
 
 @final

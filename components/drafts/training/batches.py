@@ -16,6 +16,7 @@ kernels that are compiled or captured for a shape are so once. Packed conversati
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,13 +136,25 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // LENGTH_STEP) * LENGTH_STEP
 
 
-def step_generator(batch: Batch, seed: int) -> torch.Generator:
-    """The generator of a method's training noise: the same optimiser step and seed give the same numbers.
+def drawn_by_row(batch: Batch, seed: int, counts: Sequence[int], shape: torch.Size) -> Tensor:
+    """A method's training noise: uniform numbers in [0, 1), float32 of `shape` [B, N, ...]; 1 past a row's count.
 
-    It is seeded by the step, not the batch: a batch that recurs every epoch must not meet the same noise each time. It
-    lives on the CPU, where a seed means the same on every machine, and a resumed run need not restore it.
+    They follow from the seed, the optimiser step and the row: a batch that recurs every epoch does not meet the same
+    noise each time, and a row meets the same in whatever part of the batch it is. They are drawn on the CPU, where a
+    seed means the same on every machine, and a resumed run need not restore a generator.
     """
-    return torch.Generator().manual_seed(seed * 1_000_003 + batch.step)
+    drawn = torch.ones(shape)
+    for row, count in enumerate(counts):
+        row_seed = row if batch.row_seeds is None else batch.row_seeds[row]
+        # A generator on the CPU keeps 32 bits of its seed.
+        generator = torch.Generator().manual_seed(number_of(f"{seed} {batch.step} {row_seed}"))
+        drawn[row, :count] = torch.rand((count, *shape[2:]), generator=generator)
+    return drawn.to(batch.ids.device)
+
+
+def number_of(name: str) -> int:
+    """A number of 32 bits that stands for a name, the same in every process."""
+    return zlib.crc32(name.encode())
 
 
 def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
@@ -162,6 +175,7 @@ def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Ba
         taps=stacked("taps").float(),
         last=stacked("last").float(),
         lengths=torch.tensor(lengths, device=device),
+        row_seeds=tuple(number_of(example.row_id) for example in examples),
     )
 
 
@@ -221,5 +235,14 @@ def packed(examples: Sequence[Example], max_tokens: int, width: int, device: tor
         numbers[lane, columns], positions[lane, columns] = number, torch.arange(length)
         taps[lane, columns], last[lane, columns] = example.taps[:length], example.last[:length]
         used[lane] = start + length
-    documents = Documents(numbers.to(device), positions.to(device))
-    return Batch(ids.to(device), mask.to(device), taps.float(), last.float(), used.to(device), documents=documents)
+    return Batch(
+        ids.to(device),
+        mask.to(device),
+        taps.float(),
+        last.float(),
+        used.to(device),
+        documents=Documents(numbers.to(device), positions.to(device)),
+        row_seeds=tuple(
+            number_of(example.row_id) for example, (_, start) in zip(examples, places, strict=True) if not start
+        ),
+    )

@@ -27,6 +27,7 @@ from components.drafts.network.vocabulary import (
     describe_vocabulary,
 )
 from components.drafts.settings import (
+    DFlashSettings,
     Settings,
     SuffixSettings,
     Trained,
@@ -101,7 +102,7 @@ def train_from_features(
     if choice.packing == "pack":
         _check_packing(draft, settings)
     if schedule.micro_batch_tokens:
-        _check_parts(draft, settings)
+        _check_parts(settings)
     draft.scale_to_target_features(
         torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
     )
@@ -185,18 +186,15 @@ def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
         )
 
 
-def _check_parts(draft: AbstractDraft, settings: Settings) -> None:
+def _check_parts(settings: Settings) -> None:
     """Batches in parts need a loss that is a sum over rows."""
-    if not draft.splits:
-        raise UserError(
-            f"train_draft: micro_batch_tokens is not for method {draft.method}, which draws from a batch as a whole;"
-            " take a smaller batch_tokens or recompute: true"
-        )
     if isinstance(settings, Trained) and settings.normaliser == "position":
         raise UserError(
             "train_draft: parts of a batch are padded apart, so micro_batch_tokens is not for normaliser: position;"
             " take token or sequence"
         )
+    if isinstance(settings, DFlashSettings) and settings.slot_weights == "dpace" and settings.normaliser != "token":
+        raise UserError("train_draft: micro_batch_tokens with slot_weights: dpace is for normaliser: token alone")
 
 
 def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:

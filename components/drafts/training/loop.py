@@ -237,9 +237,7 @@ def backward(
     """
     shared = None
     if len(batches.parts) > 1:
-        normaliser = draft.settings.normaliser
-        of_parts = [divisors(batch, draft.target, draft.student_ids, normaliser) for batch in batches]
-        shared = torch.stack(of_parts).sum(0)
+        shared = torch.stack([divisors(batch, draft) for batch in batches]).sum(0)
     results = []
     for batch in batches:
         with arithmetic():

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from components.drafts.interface import Batch, StepLosses
+from components.drafts.interface import AbstractDraft, Batch, Roots, StepLosses
 from components.drafts.network.layers import WIDTH_STEP, packed_rows, reachable, shift_left
 from components.drafts.network.recompute import recomputed
 from components.drafts.settings import Distilled, LossName
@@ -41,7 +41,6 @@ from components.targets.interface import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 TEACHER_COLUMNS = 64
-MOST_STEPS = 16  # of any method
 
 
 class Limits(NamedTuple):
@@ -192,30 +191,32 @@ def average_losses(
 
 
 @torch.no_grad()
-def divisors(batch: Batch, target: AbstractTarget, student_ids: Tensor | None, normaliser: Normaliser) -> Tensor:
-    """What the losses of steps 0, 1, ... of a batch are divided by, float32 [MOST_STEPS]; those of parts add up."""
+def divisors(batch: Batch, draft: AbstractDraft) -> Tensor:
+    """What the losses of a drafter's steps are divided by in a batch, float32 [K]; those of its parts add up."""
+    normaliser = draft.settings.normaliser
     assert normaliser != "position", "parts are padded apart"
     best = torch.zeros_like(batch.ids)
-    if student_ids is not None:
+    if draft.student_ids is not None:
         answers = batch.mask.flatten().nonzero()[:, 0]
         for at in answers.split(TEACHER_COLUMNS):
             states = batch.last.flatten(0, 1)[at][None]
-            best.view(-1)[at] = teacher_distributions(target, states, student_ids).best[0]
+            best.view(-1)[at] = teacher_distributions(draft.target, states, draft.student_ids).best[0]
     numbers = torch.arange(len(best), device=best.device)[:, None].expand_as(best)
     if batch.documents is not None:
         numbers = batch.documents.numbers
-    counts = []
-    for k, allowed in enumerate(reachable(batch.mask, MOST_STEPS)):
-        trained = allowed & (shift_left(best, k + 1) >= 0)
-        counts.append(trained.sum() if normaliser == "token" else numbers[trained].unique().numel())
+    counts, at_step = [], reachable(batch.mask, draft.num_steps)
+    roots = draft.training_roots(Roots(*packed_rows(at_step[0])), batch)
+    for k, allowed in enumerate(at_step):
+        has_best = shift_left(best, k + 1).gather(1, roots.rows) >= 0
+        trained = _trained_at(roots, k) & allowed.gather(1, roots.rows) & has_best
+        of_roots = numbers.gather(1, roots.rows)
+        counts.append(trained.sum() if normaliser == "token" else of_roots[trained].unique().numel())
     return torch.tensor(counts, dtype=torch.float32, device=best.device)
 
 
-class Roots(NamedTuple):
-    """The columns to draft from, R of each sequence."""
-
-    rows: Tensor  # int64 [B, R]
-    valid: Tensor  # bool [B, R]: False on filler rows
+def _trained_at(roots: Roots, step: int) -> Tensor:
+    """Which of the roots a step is trained at: bool [B, R]."""
+    return roots.valid if roots.num_steps is None else roots.valid & (roots.num_steps > step)
 
 
 class Step(NamedTuple):
@@ -288,7 +289,7 @@ class StepLossAccumulator:
     def _tally(self, row_losses: Tensor, has_best: Tensor, correct: Tensor) -> None:
         """Add losses [B, R'] and `_hits` of the next step."""
         width = row_losses.shape[1]
-        rows, valid = self.roots.rows[:, :width], self.roots.valid[:, :width]
+        rows, valid = self.roots.rows[:, :width], _trained_at(self.roots, len(self.losses))[:, :width]
         allowed = self.reachable_at_step[len(self.losses)].gather(1, rows) & valid
         documents = self.batch.documents
         sequences = None if documents is None else documents.numbers.gather(1, rows).clamp(min=0)
@@ -316,7 +317,8 @@ class StepLossAccumulator:
         """
         losses, trained = (torch.stack(parts) for parts in zip(*self.row_losses, strict=True))
         weights = survival_weights(losses, trained, smoothing)
-        total = (losses * weights).sum() / trained.sum().clamp(min=1)
+        divisor = trained.sum() if self.batch.divisors is None else self.batch.divisors.sum()
+        total = (losses * weights).sum() / divisor.clamp(min=1)
         per_step = torch.stack(self.losses).detach()
         return StepLosses(total, per_step, torch.stack(self.accepted), torch.stack(self.num_reachable))
 

@@ -113,7 +113,7 @@ def check_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, de
     if memory.needed <= free:
         return memory.text(draft.num_steps)
     row = max(map(order.length, order.rows))
-    parts = padded_length(row) if draft.splits and draft.settings.normaliser != "position" else 0
+    parts = padded_length(row) if draft.settings.normaliser != "position" else 0
     helps = "a smaller batch_tokens and max_tokens"
     leaner: list[dict[str, Any]] = [{"recompute": True}]
     leaner += [{"micro_batch_tokens": parts}, {"recompute": True, "micro_batch_tokens": parts}] if parts else []

@@ -14,11 +14,11 @@ from written_out import rms, rotated
 
 from components.contract import UserError
 from components.decoding.chain import decode
-from components.drafts.interface import Batch, CommittedPositions, Sampling
+from components.drafts.interface import Batch, CommittedPositions, Roots, Sampling
 from components.drafts.methods.dflash import DFlash
 from components.drafts.network.layers import Documents
 from components.drafts.settings import DFlashSettings
-from components.drafts.training.losses import Roots, StepLossAccumulator, teacher_at_target_columns
+from components.drafts.training.losses import StepLossAccumulator, teacher_at_target_columns
 from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
@@ -94,7 +94,9 @@ def test_anchors_are_a_bounded_fair_draw_that_a_resumed_run_repeats(tiny_target:
     again, later = draft.losses(short), draft.losses(short._replace(step=1))
     assert torch.equal(trained.loss.detach(), again.loss.detach())
     assert not torch.equal(trained.loss.detach(), later.loss.detach())
-    roots = [draft.anchors(_roots(draft, batch._replace(step=step)), batch._replace(step=step)) for step in range(400)]
+    roots = [
+        draft.training_roots(_roots(draft, batch._replace(step=step)), batch._replace(step=step)) for step in range(400)
+    ]
     drawn = torch.cat([each.rows[each.valid] for each in roots]).bincount(minlength=96).float()
     expected = 2 * 400 * 8 / 89
     assert drawn[:5].sum() == 0 and drawn[94:].sum() == 0  # neither in the prompt nor where no draft token follows

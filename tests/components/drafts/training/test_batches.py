@@ -114,8 +114,11 @@ def test_what_packing_cannot_do_is_refused(
     parts = {**settings, "micro_batch_tokens": 64}
     with pytest.raises(UserError, match="padded apart"):
         train_draft(target, features, **parts, settings=chosen, ctx=new_context(tmp_path / "parts"))
-    with pytest.raises(UserError, match="not for method p-eagle"):
-        train_draft(target, features, **parts, method="p-eagle", ctx=new_context(tmp_path / "drawn"))
+    by_sequence = {"dflash": {"slot_weights": "dpace", "normaliser": "sequence"}}
+    with pytest.raises(UserError, match="normaliser: token alone"):
+        train_draft(
+            target, features, method="dflash", **parts, settings=by_sequence, ctx=new_context(tmp_path / "dpace")
+        )
     settings["packing"] = "pack"
     monkeypatch.setattr(Eagle3, "packs", False)
     with pytest.raises(UserError, match="not for method eagle3; take packing: bucket"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -292,14 +293,22 @@ def gradients(draft: AbstractDraft, batches: list[Batch]) -> tuple[torch.Tensor,
     return torch.cat([sum(result.loss.detach() for result in results).view(1), counts.flatten().float()]), weights  # type: ignore[union-attr]
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dflash": {"max_anchors": 6, "slot_weights": "dpace"},
+    "dspark": {"max_anchors": 6},
+    "p-eagle": {"kept_share": 0.6, "least_share": 0.1},
+}
+"""Of methods that draw the roots they train."""
+
+
 @pytest.mark.parametrize("method", TRAINED)
 def test_however_little_exists_at_once_losses_and_gradients_are_the_same(method: str, tiny_target: MakeTarget) -> None:
     """Logits of a few roots at a time, blocks computed again backwards, and a batch in parts whose losses add up."""
     target = tiny_target("llama")
-    whole = batch_of(target, num_rows=3, num_tokens=40)
+    whole = batch_of(target, num_rows=3, num_tokens=40)._replace(step=5, row_seeds=(70, 71, 72))
     whole.mask[0, :21] = False
     whole.mask[2, 30:] = False
-    draft = new_draft(target, method).train()
+    draft = new_draft(target, method, **SETTINGS.get(method, {})).train()
     expected = gradients(draft, [whole])
 
     def check(batches: list[Batch]) -> None:
@@ -313,20 +322,23 @@ def test_however_little_exists_at_once_losses_and_gradients_are_the_same(method:
         check([whole])
     with limited(Limits(0, 1 << 14)):
         check([whole])
-    if draft.splits and method not in ("eagle1", "hass"):  # their noise follows from the batch's shape
-        shared = [divisors(part, target, draft.student_ids, "token") for part in parts_of(whole)]
-        check([part._replace(divisors=sum(shared)) for part in parts_of(whole)])
+    shared = sum(divisors(part, draft) for part in parts_of(whole))
+    check([part._replace(divisors=shared) for part in parts_of(whole)])
 
 
 def parts_of(batch: Batch) -> list[Batch]:
     tensors = (batch.ids, batch.mask, batch.taps, batch.last, batch.lengths)
-    return [Batch(*(tensor[at] for tensor in tensors)) for at in (slice(0, 1), slice(1, 3))]
+    seeds = batch.row_seeds or (0, 1, 2)
+    return [
+        Batch(*(tensor[at] for tensor in tensors), step=batch.step, row_seeds=seeds[at])
+        for at in (slice(0, 1), slice(1, 3))
+    ]
 
 
 def test_parts_weigh_sequences_alike(tiny_target: MakeTarget) -> None:
     target = tiny_target("llama")
     whole, draft = batch_of(target, 3, 40), new_draft(target, "eagle3", normaliser="sequence")
     whole.mask[0, :21] = False
-    shared = sum(divisors(part, target, draft.student_ids, "sequence") for part in parts_of(whole))
+    shared = sum(divisors(part, draft) for part in parts_of(whole))
     parts = [draft.losses(part._replace(divisors=shared)).loss for part in parts_of(whole)]
     torch.testing.assert_close(sum(parts), draft.losses(whole).loss)
