@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export GOMP_SPINCOUNT ?= 3000
 
-.PHONY: setup demo test test-system test-engines test-gpu soak bench lint docs clean
+.PHONY: setup demo test test-system test-engines test-gpu gpu-record soak bench lint docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-engines the tests with a real vLLM (built once for CPUs, about 3.5 GB) and, where cmake, ninja and"
 	@echo "                  g++ are installed, with llama.cpp (built once, ten minutes or more; skipped without them)"
 	@echo "make test-gpu     the tests that need a CUDA device"
+	@echo "make gpu-record   all that only a GPU can show, in one record; 30 minutes on one H100"
 	@echo "make lint         formatting, lint, type checks, and the shape of the house (tools/house.py)"
 	@echo "make docs         the documentation as a site in site/ (installs mkdocs-material; make test checks its links and"
 	@echo "                  examples without it)"
@@ -45,6 +46,9 @@ test-engines: $(READY)
 	@$(BIN)/python -m benchmarks.speculators_environment
 	@$(BIN)/python tests/engines/install_llama_cpp.py || echo "test-engines: the tests with llama.cpp are skipped"
 	$(BIN)/python -m pytest -m engines -rs
+
+gpu-record: $(READY)
+	$(BIN)/python -m benchmarks.gpu_record
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -33,7 +33,7 @@ from benchmarks.speculators_environment import VERSION, python
 from components.drafts.interface import Batch, CommittedPositions, Roots, Sampling
 from components.drafts.network.layers import head_rows
 from components.drafts.storage.files import build_draft
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, open_tokenizer
 

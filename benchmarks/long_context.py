@@ -29,7 +29,7 @@ from benchmarks.record import ROOT, write_record
 from benchmarks.training_speed import SHAPES, Shape, random_text
 from benchmarks.training_worker import peak, resident
 from components.drafts.interface import CommittedPositions, Sampling
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 
 DRAFTER = replace(SHAPES["medium"], prompt_tokens=16)
 TRAINED = replace(DRAFTER, hidden_size=256, intermediate_size=768, num_attention_heads=4, num_key_value_heads=2)

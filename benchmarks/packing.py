@@ -31,7 +31,7 @@ from components.drafts.interface import AbstractDraft
 from components.drafts.network.vocabulary import default_size
 from components.drafts.storage.files import build_draft
 from components.drafts.training.batches import BatchOrder, Packing
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 from components.targets import load_target
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target

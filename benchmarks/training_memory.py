@@ -54,7 +54,8 @@ def checkout(commit: str) -> Iterator[Path]:
 
 def run(command: list[str], case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """One case in its own process; {"failed": why} where it needs more memory than there is."""
-    case["limit"] = psutil.virtual_memory().available - SPARE
+    if case["device"] == "cpu":
+        case["limit"] = psutil.virtual_memory().available - SPARE
     done = subprocess.run(
         [*command, json.dumps(case)],
         cwd=folder,
@@ -64,7 +65,7 @@ def run(command: list[str], case: dict[str, Any], folder: Path) -> dict[str, Any
         check=False,
     )
     if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["it was killed"])[-1][:200], "limit": case["limit"]}
+        return {"failed": (done.stderr.strip().splitlines() or ["it was killed"])[-1][:200], "limit": case.get("limit")}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -88,8 +89,12 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=["ours", "recompute", "before", "theirs"])
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="on cuda ours alone can be measured")
     asked = parser.parse_args()
+    if asked.device == "cuda":
+        asked.sides = [side for side in asked.sides if side in ("ours", "recompute")]
     common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
+    common["device"] = asked.device
     rows = []
     for side in asked.sides:
         for tokens in asked.tokens:
@@ -102,8 +107,9 @@ def main() -> None:
             ratio = row.get("estimate_over_peak")
             print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
     numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "results": rows}
-    name = f"training-memory-{asked.shape}"
-    print(f"written: {write_record(name, {**numbers, 'optimizer': asked.optimizer}).relative_to(ROOT)}")
+    name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
+    file = write_record(name, {**numbers, "optimizer": asked.optimizer}, device=asked.device)
+    print(f"written: {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ from benchmarks.eagle3_sample import FrozenParts
 from components.drafts.interface import Batch
 from components.drafts.methods.eagle3 import Eagle3
 from components.drafts.settings import Eagle3Settings
-from components.drafts.training.loop import Optimizer, Schedule
+from components.drafts.training.loop import Schedule
+
+try:
+    from components.drafts.training.optimizer import Optimizer
+except ImportError:  # earlier commits
+    from components.drafts.training.loop import Optimizer  # type: ignore[no-redef, attr-defined]
 
 
 class Parts(FrozenParts):
@@ -58,6 +63,11 @@ def status(name: str) -> int:
     raise AssertionError(f"no {name}")
 
 
+def held_by(device: torch.device) -> int:
+    """Bytes that are in use now: of the GPU, or of this process."""
+    return torch.cuda.memory_allocated() if device.type == "cuda" else status("VmRSS")
+
+
 def main() -> None:
     """Measure one case and print it as JSON."""
     case = json.loads(sys.argv[1])
@@ -66,9 +76,13 @@ def main() -> None:
     if limit := case.get("limit"):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     torch.manual_seed(0)
-    draft = build(shape, case.get("window", 0))
+    device = torch.device(case.get("device", "cpu"))
+    with device:
+        draft = build(shape, case.get("window", 0))
     schedule = Schedule(1, 1e-4, 0.0, 0.01, 1.0, 1, 1, "bfloat16", case["optimizer"], 1.0)
     answer: dict[str, Any] = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
     if case.get("estimate"):
         from dataclasses import asdict, replace
@@ -76,25 +90,25 @@ def main() -> None:
         from components.drafts.training.memory import Sizes, peak_of
 
         schedule = replace(schedule, recompute=case["recompute"])
-        estimate = peak_of(draft, Sizes(num_tokens, num_tokens), schedule, torch.device("cpu"))
+        estimate = peak_of(draft, Sizes(num_tokens, num_tokens), schedule, device)
         answer = {"parts": asdict(estimate), "estimated_bytes": estimate.total}
-    batch = batch_of(shape, num_tokens)
+    with device:
+        batch = batch_of(shape, num_tokens)
     optimizer = Optimizer(draft, case["optimizer"], weight_decay=0.01, muon_lr_scale=1.0)
     optimizer.update(sum(weight.sum() for weight in draft.parameters()) * 0.0, 0.0, clip_norm=1.0)  # makes the moments
-    held, start = status("VmRSS"), time.perf_counter()
+    held, start = held_by(device), time.perf_counter()
     draft.zero_grad(set_to_none=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16), ExitStack() as settings:
+    with torch.autocast(device.type, dtype=torch.bfloat16), ExitStack() as settings:
         if case["recompute"]:
             from components.drafts.network.recompute import recomputing_blocks
 
             settings.enter_context(recomputing_blocks(True))
         result = draft.losses(batch)
     optimizer.update(result.loss, 1e-4, clip_norm=1.0)
+    loss = float(result.loss.detach())  # waits for the device
     seconds = time.perf_counter() - start
-    loss = float(result.loss.detach())
-    print(
-        json.dumps({**answer, "peak_bytes": status("VmHWM"), "held_bytes": held, "step_seconds": seconds, "loss": loss})
-    )
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else status("VmHWM")
+    print(json.dumps({**answer, "peak_bytes": peak, "held_bytes": held, "step_seconds": seconds, "loss": loss}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.block_sample import read_case
 from benchmarks.eagle3_sample import read_sample
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from tiny_families import VOCAB_SIZE, make_family
 
 from components.drafts.interface import Batch
 from components.drafts.storage.files import build_draft
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.load import open_target
 

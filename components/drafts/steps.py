@@ -159,6 +159,7 @@ def train_draft(
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0,
     recompute: bool = False,
     deterministic: bool = True,
+    processes: Annotated[int, Field(ge=1, le=64)] = 1,
     ctx: Context,
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
@@ -204,6 +205,9 @@ def train_draft(
         recompute: keep no activations inside the drafter's blocks and compute them again for the gradients: much less
             memory for a third more time, and the same gradients.
         deterministic: on a GPU, kernels whose sums do not depend on timing, so that a resumed run has the same bits.
+        processes: training processes on this machine, each on a share of every batch; on GPUs one each, on a CPU they
+            share its threads. Batches are the same whatever the number, and losses and weights but for rounding. When
+            one dies, all go on from the last checkpoint.
     """
     from components.drafts.training.from_features import train_draft as run
 
@@ -232,6 +236,7 @@ def train_draft(
         micro_batch_tokens=micro_batch_tokens,
         recompute=recompute,
         deterministic=deterministic,
+        processes=processes,
         ctx=ctx,
     )
 

@@ -28,10 +28,23 @@ from torch import Tensor
 from components.data.features.format import Example, FeatureRow, FeatureSource
 from components.drafts.interface import Batch
 from components.drafts.network.layers import Documents
+from components.drafts.training.ranks import shared_out
 
 Packing = Literal["none", "bucket", "pack"]
 BATCHES_IN_POOL = 8
 LENGTH_STEP = 32  # padded lengths are multiples of this: oneDNN compiles and keeps a bf16 kernel for every new shape
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which features are used and how they are batched: settings of `train_draft`."""
+
+    draft_vocab_size: int  # 0: by default_size
+    batch_tokens: int
+    max_tokens: int
+    eval_rows: int
+    packing: Packing
+    order: Literal["given", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -89,10 +102,24 @@ class BatchOrder:
             yield from batches[step:]
             step, number = max(0, step - len(batches)), number + 1
 
+    def shares(self, rows: list[FeatureRow], number: int) -> list[list[FeatureRow]]:
+        """Cut a batch into shares of about as many tokens each, for so many processes; some may be empty."""
+        if number == 1:
+            return [rows]
+        shares: list[list[FeatureRow]] = [[] for _ in range(number)]
+        if self.packing == "pack":  # neighbours together, so that the lanes are those of the whole batch
+            lanes = self._lanes_together(rows, 1)
+            for index, lane in enumerate(lanes):
+                shares[index * number // len(lanes)] += lane
+            return shares
+        for row, rank in zip(rows, shared_out([padded_length(self.length(row)) for row in rows], number), strict=True):
+            shares[rank].append(row)
+        return shares
+
     def parts(self, rows: list[FeatureRow], tokens: int) -> list[list[FeatureRow]]:
         """Cut a batch into parts of at most `tokens` tokens, padding included, or of one row or lane; 0: whole."""
-        if not tokens:
-            return [rows]
+        if not tokens or not rows:
+            return [rows] if rows else []
         if self.packing == "pack":
             return self._lanes_together(rows, max(1, tokens // self.lane_width))
         return self._split(rows, tokens)

@@ -44,26 +44,16 @@ from components.drafts.storage.files import (
     save_untrained,
     taps_of_draft,
 )
-from components.drafts.training.batches import BatchOrder, Packing
+from components.drafts.training.batches import BatchOrder, DataChoice
 from components.drafts.training.loop import Schedule, greedy_examples, train
 from components.drafts.training.memory import check_memory
+from components.drafts.training.processes import train_in_processes
+from components.drafts.training.ranks import Ranks
 from components.methods import METHODS, MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import is_read_whole, open_target
 
 FITTED_ROWS = 64  # answers whose hidden states set the scale of a new drafter's inputs
-
-
-@dataclass(frozen=True)
-class DataChoice:
-    """Which features are used and how they are batched: settings of `train_draft`."""
-
-    draft_vocab_size: int  # 0: by default_size
-    batch_tokens: int
-    max_tokens: int
-    eval_rows: int
-    packing: Packing
-    order: Literal["given", "shuffled"]
 
 
 def train_from_features(
@@ -75,8 +65,13 @@ def train_from_features(
     schedule: Schedule,
     choice: DataChoice,
     ctx: Context,
+    *,
+    ranks: Ranks = Ranks(),  # noqa: B008 (it cannot be changed)
 ) -> Draft:
-    """Train and save a drafter, from scratch or warm-started; `settings` are what the method's `build` takes."""
+    """Train and save a drafter, from scratch or warm-started; `settings` are what the method's `build` takes.
+
+    ranks: this process, of those that train together; the first one saves it.
+    """
     torch.set_num_threads(ctx.num_threads)
     data = open_features(features)
     _check_fit(target.key, data)
@@ -101,8 +96,9 @@ def train_from_features(
     draft: AbstractDraft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
     if choice.packing == "pack":
         _check_packing(draft, settings)
-    if schedule.micro_batch_tokens:
-        _check_parts(settings)
+    for name, cuts in (("micro_batch_tokens", schedule.micro_batch_tokens), ("processes", ranks.size > 1)):
+        if cuts:
+            _check_parts(settings, name)
     draft.scale_to_target_features(
         torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
     )
@@ -116,7 +112,8 @@ def train_from_features(
     held_out = _held_out(model, data, choice, features)
     ctx.note(check_memory(draft, order, schedule, model.device))
     warm_start = start is not None or settings.starts_trained
-    weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start)
+    _note_idle(order, ranks, ctx)
+    weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start, ranks=ranks)
     facts = {
         "method": method,
         "num_steps": draft.num_steps,
@@ -136,7 +133,8 @@ def train_from_features(
     }
     if warm_start and progress.best_step == 0:
         ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
-    save_draft(ctx.out, method, settings.model_dump(mode="json"), model, vocabulary.ids, weights, facts)
+    if ranks.is_first:
+        save_draft(ctx.out, method, settings.model_dump(mode="json"), model, vocabulary.ids, weights, facts)
     num_parameters = sum(weight.numel() for weight in weights.values())
     return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
@@ -159,6 +157,17 @@ def _note_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
         ctx.note(
             f"num_steps: {schedule.num_steps} ends before the last {unseen} of {len(order.rows)} conversations of the "
             f"declared order; one epoch takes {len(batches)} steps"
+        )
+
+
+def _note_idle(order: BatchOrder, ranks: Ranks, ctx: Context) -> None:
+    """Log how many shares of an epoch's batches are empty: their processes wait for the others."""
+    shares = [share for batch in order.epoch(0) for share in order.shares(batch, ranks.size)]
+    idle = sum(not share for share in shares)
+    if idle:
+        ctx.note(
+            f"processes: {ranks.size}, and of their shares of batches {idle} of {len(shares)} are empty: a batch has"
+            f" too few conversations; batch_tokens: {order.batch_tokens * ranks.size} is as much for each as for one"
         )
 
 
@@ -186,15 +195,15 @@ def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
         )
 
 
-def _check_parts(settings: Settings) -> None:
-    """Batches in parts need a loss that is a sum over rows."""
+def _check_parts(settings: Settings, name: str) -> None:
+    """Batches in parts need a loss that is a sum over rows. name: the setting that cuts them."""
     if isinstance(settings, Trained) and settings.normaliser == "position":
         raise UserError(
-            "train_draft: parts of a batch are padded apart, so micro_batch_tokens is not for normaliser: position;"
+            f"train_draft: parts of a batch are padded apart, so {name} is not for normaliser: position;"
             " take token or sequence"
         )
     if isinstance(settings, DFlashSettings) and settings.slot_weights == "dpace" and settings.normaliser != "token":
-        raise UserError("train_draft: micro_batch_tokens with slot_weights: dpace is for normaliser: token alone")
+        raise UserError(f"train_draft: {name} with slot_weights: dpace is for normaliser: token alone")
 
 
 def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:
@@ -341,6 +350,7 @@ def train_draft(
     micro_batch_tokens: int,
     recompute: bool,
     deterministic: bool,
+    processes: int,
     ctx: Context,
 ) -> Draft:
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
@@ -364,11 +374,13 @@ def train_draft(
         micro_batch_tokens=micro_batch_tokens,
         recompute=recompute,
         deterministic=deterministic,
+        processes=processes,
     )
     data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
-    return train_from_features(
-        target, features, start_from, method, resolve_settings(method_settings, ctx.seed), schedule, data_choice, ctx
-    )
+    resolved = resolve_settings(method_settings, ctx.seed)
+    if processes > 1:
+        return train_in_processes(target, features, start_from, method, resolved, schedule, data_choice, ctx)
+    return train_from_features(target, features, start_from, method, resolved, schedule, data_choice, ctx)
 
 
 def _untrained_draft(

@@ -13,15 +13,6 @@ Exact resume: everything the next optimiser step depends on is in one safetensor
 the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own metadata, so a
 single rename publishes all of it. The best weights so far lie beside it in a file named by their step. Batches follow
 from the seed and the step (batches.py), so no generator needs saving.
-
-The optimiser is Muon for the matrices inside a drafter and AdamW for the rest. Muon (Jordan et al. 2024;
-`torch.optim.Muon`) replaces a matrix's momentum by the nearest orthogonal matrix, so that all directions of it learn at
-one pace. A drafter has minutes to learn, and in as many steps Muon takes it much further than AdamW does (built-in
-target, 300 steps, one seed: held-out AL of mtp 2.38 against 2.09), for up to a fifth more time a step. The LM head is a
-table of tokens, not a map between hidden states, and norms are vectors: both stay with AdamW.
-
-A parameter may ask for its own scale of the learning rate (`AbstractDraft.lr_scales`): a weight that multiplies inputs
-of size s is 1 / s as large as others, and its steps must be as well. Gradients are clipped in the same scale.
 """
 
 from __future__ import annotations
@@ -29,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,6 +28,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -47,13 +39,13 @@ from components.drafts.network.layers import reachable
 from components.drafts.network.recompute import recomputing_blocks
 from components.drafts.training.batches import BatchOrder
 from components.drafts.training.losses import divisors
+from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName
+from components.drafts.training.ranks import Ranks
 from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
 from components.tensor_files import read_tensors
 
 Precision = Literal["auto", "float32", "bfloat16"]
-OptimizerName = Literal["muon", "adamw"]
-BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
 FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
 
 
@@ -74,6 +66,7 @@ class Schedule:
     micro_batch_tokens: int = 0
     recompute: bool = False
     deterministic: bool = True
+    processes: int = 1
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
@@ -95,83 +88,6 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
     return torch.bfloat16 if native else torch.float32
 
 
-class Optimizer:
-    """Steps of a drafter's parameters. `peak_lr` is AdamW's; Muon's is `muon_lr_scale` times that."""
-
-    def __init__(self, draft: AbstractDraft, name: OptimizerName, weight_decay: float, muon_lr_scale: float) -> None:
-        self._scales = {p: draft.lr_scales.get(n, 1.0) for n, p in draft.named_parameters()}
-        self._parameters = list(self._scales)
-        matrices = list(muon_matrices(draft, name).values())
-        inside = set(matrices)
-        others = [p for p in self._parameters if p not in inside]
-        self._parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            groups = self._groups(matrices, weight_decay, muon_lr_scale)
-            self._parts.append(torch.optim.Muon(groups, weight_decay=weight_decay))
-        if others:
-            groups = self._groups(others, weight_decay, 1.0)
-            # One pass over weights, gradients and moments; written as a list of operations it takes a dozen.
-            self._parts.append(torch.optim.AdamW(groups, betas=BETAS, fused=True))
-
-    def _groups(self, parameters: list[nn.Parameter], weight_decay: float, times: float) -> list[dict[str, object]]:
-        """Parameters of one learning rate and one decay together; vectors (norm weights) do not decay."""
-        kinds: dict[tuple[float, bool], list[nn.Parameter]] = {}
-        for parameter in parameters:
-            kinds.setdefault((self._scales[parameter], parameter.ndim > 1), []).append(parameter)
-        return [
-            {"params": members, "weight_decay": weight_decay if decays else 0.0, "lr_share": scale * times}
-            for (scale, decays), members in kinds.items()
-        ]
-
-    def update(self, loss: Tensor, learning_rate: float, clip_norm: float) -> float:
-        """One step down the gradient of `loss`; returns the gradient's norm before clipping, in the learning scale."""
-        self.clear()
-        loss.backward()
-        return self.step(learning_rate, clip_norm)
-
-    def clear(self) -> None:
-        """Drop all gradients."""
-        for part in self._parts:
-            part.zero_grad(set_to_none=True)
-
-    def step(self, learning_rate: float, clip_norm: float) -> float:
-        """As `update`, with the gradients that are there."""
-        for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = learning_rate * group["lr_share"]
-        norms = [p.grad.norm() * self._scales[p] for p in self._parameters if p.grad is not None]
-        norm = torch.stack(norms).norm()
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, clip_norm, norm)
-        for part in self._parts:
-            part.step()
-        return float(norm)
-
-    def moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """The optimiser state of a parameter, without the step count."""
-        for part in self._parts:
-            if parameter in part.state:
-                return {name: value for name, value in part.state[parameter].items() if name != "step"}
-        return {}
-
-    def restore(self, parameter: nn.Parameter, moments: dict[str, Tensor], step: int) -> None:
-        """Restore what `moments` returned after `step` steps."""
-        part = next(p for p in self._parts if any(parameter is member for member in _members(p)))
-        state = {name: value.to(parameter.device) for name, value in moments.items()}
-        if isinstance(part, torch.optim.AdamW):
-            state["step"] = torch.tensor(float(step), device=parameter.device)
-        part.state[parameter] = state
-
-
-def muon_matrices(draft: AbstractDraft, name: OptimizerName) -> dict[str, nn.Parameter]:
-    """The parameters that Muon steps, by name."""
-    named = draft.named_parameters()
-    return {n: p for n, p in named if name == "muon" and p.ndim == 2 and n not in draft.token_tables}
-
-
-def _members(part: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
-    return (parameter for group in part.param_groups for parameter in group["params"])
-
-
 def train(
     draft: AbstractDraft,
     features: FeatureSource,
@@ -181,14 +97,15 @@ def train(
     ctx: Context,
     *,
     warm_start: bool = False,
+    ranks: Ranks = Ranks(),  # noqa: B008 (it cannot be changed)
 ) -> tuple[dict[str, Tensor], Progress]:
-    """Train, or resume from ctx.scratch; returns the best weights and their progress.
+    """Train, or resume from ctx.scratch; returns the best weights, in the first of the processes, and their progress.
 
     warm_start: evaluate the initial weights as step 0, since they are trained already.
     """
     torch.set_num_threads(ctx.num_threads)
     device = torch.device(ctx.device)
-    optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale)
+    optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale, ranks)
     progress = load_checkpoint(ctx.scratch, draft, optimizer)
     truncate_metrics(ctx.out / "metrics.jsonl", progress.step or -1)
     if progress.step:
@@ -196,24 +113,24 @@ def train(
     dtype = resolve_precision(schedule.precision, device)
     batches = order.from_step(progress.step)
     if warm_start and not progress.step:
-        _evaluate(draft, held_out, progress, ctx)
+        _evaluate(draft, held_out, progress, ctx, ranks)
     draft.train()
     while progress.step < schedule.num_steps:
-        parts = order.parts(next(batches), schedule.micro_batch_tokens)
+        parts = order.parts(order.shares(next(batches), ranks.size)[ranks.rank], schedule.micro_batch_tokens)
         micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
         with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
             optimizer.clear()
-            result = backward(draft, micro_batches, partial(autocast, device, dtype))
+            result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks)
             norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
         progress.step += 1
         _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
         last = progress.step == schedule.num_steps
         if last or progress.step % schedule.eval_every == 0:
-            _evaluate(draft, held_out, progress, ctx)
+            _evaluate(draft, held_out, progress, ctx, ranks)
         if last or progress.step % schedule.checkpoint_every == 0:
-            save_checkpoint(ctx.scratch, draft, optimizer, progress)
+            save_checkpoint(ctx.scratch, draft, optimizer, progress, ranks)
         ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
-    return load_best(ctx.scratch, draft, progress), progress
+    return load_best(ctx.scratch, draft, progress) if ranks.is_first else {}, progress
 
 
 @dataclass(frozen=True)
@@ -229,24 +146,34 @@ class MicroBatches:
 
 
 def backward(
-    draft: AbstractDraft, batches: MicroBatches, arithmetic: Callable[[], AbstractContextManager[object]]
+    draft: AbstractDraft,
+    batches: MicroBatches,
+    arithmetic: Callable[[], AbstractContextManager[object]],
+    ranks: Ranks = Ranks(),  # noqa: B008 (it cannot be changed)
 ) -> StepLosses:
     """Add the gradients of a batch's loss to those of the parameters, part by part; returns the batch's losses.
 
-    The loss of a part is divided by what that of the whole is divided by, so gradients are those of the whole batch.
+    The loss of a part is divided by what that of the whole is divided by, so gradients add up to those of the whole
+    batch: over the parts here, and over the processes in `Optimizer.step`.
     """
     shared = None
-    if len(batches.parts) > 1:
-        shared = torch.stack([divisors(batch, draft) for batch in batches]).sum(0)
+    nothing = torch.zeros(draft.num_steps, device=draft.target.device)
+    if len(batches.parts) > 1 or ranks.size > 1:
+        shared = ranks.sum(sum((divisors(batch, draft) for batch in batches), nothing.clone()))
     results = []
     for batch in batches:
         with arithmetic():
             result = draft.losses(batch._replace(divisors=shared))
         result.loss.backward()
         results.append(result._replace(loss=result.loss.detach()))
-    return (
-        results[0] if len(results) == 1 else StepLosses(*(torch.stack(of).sum(0) for of in zip(*results, strict=True)))
-    )
+    if ranks.size > 1:  # a process without rows of this batch adds nothing, in tensors of the others' shapes
+        results.append(StepLosses(nothing[0], nothing, nothing, nothing))
+        results = [
+            StepLosses(each.loss, *(F.pad(of, (0, draft.num_steps - len(of))) for of in each[1:])) for each in results
+        ]
+    if len(results) == 1:
+        return results[0]
+    return StepLosses(*(ranks.sum(torch.stack(of).sum(0)) for of in zip(*results, strict=True)))
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
@@ -286,17 +213,20 @@ def _record_step(ctx: Context, step: int, result: StepLosses, norm: float, learn
     )
 
 
-def _evaluate(draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context) -> None:
+def _evaluate(
+    draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context, ranks: Ranks
+) -> None:
     """Measure held-out acceptance length, log it by workload, and save the weights when they are the best so far."""
     draft.eval()
-    result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device))
+    result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device), ranks)
     draft.train()
     al = result.total.acceptance_length
     by_workload = {name: tally.acceptance_length for name, tally in sorted(result.by_workload.items())}
     ctx.record(progress.step, held_out_al=al, **{f"held_out_al/{name}": value for name, value in by_workload.items()})
     if al > progress.best_al:
         progress.best_step, progress.best_al, progress.best_by_workload = progress.step, al, by_workload
-        save_best(ctx.scratch, draft, progress)
+        if ranks.is_first:
+            save_best(ctx.scratch, draft, progress)
 
 
 GREEDY_SHARE = 0.9  # argmax share from which an answer counts as greedy; bf16 features flip a few
@@ -330,22 +260,29 @@ def greedy_examples(target: AbstractTarget, examples: Sequence[Example]) -> list
     return greedy or list(examples)
 
 
-def measure(draft: AbstractDraft, examples: Sequence[Example], depth: int, device: torch.device) -> HeldOut:
-    """Draft from every position of every example to `depth` and count what would be accepted."""
-    held_out = HeldOut(Tally([0] * depth, [0] * depth))
-    for example in examples:
+def measure(
+    draft: AbstractDraft,
+    examples: Sequence[Example],
+    depth: int,
+    device: torch.device,
+    ranks: Ranks = Ranks(),  # noqa: B008 (it cannot be changed)
+) -> HeldOut:
+    """Draft from every position of every example to `depth` and count what would be accepted.
+
+    Every process drafts for some of the examples, and all have the counts.
+    """
+    workloads = sorted({example.workload for example in examples})
+    counts = torch.zeros(len(workloads), 2, depth, dtype=torch.int64)
+    for example in examples[ranks.rank :: ranks.size]:
         ids = example.ids.to(device)
         draft_tokens = draft.propose_at_every_position(
             ids, example.taps.to(device).float(), example.last.to(device).float(), depth
         ).tokens
-        accepted, evaluated = count_accepted(draft_tokens, ids, example.mask.to(device))
-        for tally in (
-            held_out.total,
-            held_out.by_workload.setdefault(example.workload, Tally([0] * depth, [0] * depth)),
-        ):
-            tally.accepted = [a + b for a, b in zip(tally.accepted, accepted, strict=True)]
-            tally.evaluated = [a + b for a, b in zip(tally.evaluated, evaluated, strict=True)]
-    return held_out
+        of_example = count_accepted(draft_tokens, ids, example.mask.to(device))
+        counts[workloads.index(example.workload)] += torch.tensor(of_example)
+    counts = ranks.sum(counts.to(device)).cpu()
+    by_workload = {name: Tally(*of.tolist()) for name, of in zip(workloads, counts, strict=True)}
+    return HeldOut(Tally(*counts.sum(0).tolist()), by_workload)
 
 
 def count_accepted(draft_tokens: Tensor, ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:
@@ -371,7 +308,7 @@ def _argmax_share(target: AbstractTarget, example: Example) -> float:
 CHECKPOINT = "checkpoint.safetensors"
 REMEDY: Final = "delete the folder it is in, and training begins again"
 MOST_STEPS: Final = 1 << 40
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW and of Muon
+MOMENTS = ("exp_avg", "exp_avg_sq", MUON_STATE)  # of AdamW and of Muon
 
 
 @dataclass
@@ -384,13 +321,24 @@ class Progress:
     best_by_workload: dict[str, float] = field(default_factory=dict)
 
 
-def save_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer, progress: Progress) -> None:
-    """Publish the state after `progress.step` steps, then drop best weights that are no longer the best."""
+def save_checkpoint(
+    directory: Path,
+    draft: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    ranks: Ranks = Ranks(),  # noqa: B008
+) -> None:
+    """Publish the state after `progress.step` steps, then drop best weights that are no longer the best.
+
+    All processes call it, since they keep the optimiser's state together; the first writes it.
+    """
     tensors = {f"weight.{name}": weight.detach() for name, weight in draft.state_dict().items()}
     for name, parameter in draft.named_parameters():
         moments = optimizer.moments(parameter)
         assert moments.keys() <= set(MOMENTS), f"the optimiser keeps {sorted(moments)}"
         tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
+    if not ranks.is_first:
+        return
     write_tensors(directory / CHECKPOINT, tensors, {"progress": json.dumps(asdict(progress))})
     for file in directory.glob("best-*.safetensors"):
         if file != best_file(directory, progress):
@@ -418,7 +366,7 @@ def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> 
         if moment not in MOMENTS or owner not in parameters:
             raise UserError(f"{file}: {name[:120]} belongs to nothing; {REMEDY}")
         _check_fit(file, {owner: tensor}, {owner: parameters[owner]}, moment)
-        if moment != "momentum_buffer" and not {f"exp_avg.{owner}", f"exp_avg_sq.{owner}"} <= tensors.keys():
+        if moment != MUON_STATE and not {f"exp_avg.{owner}", f"exp_avg_sq.{owner}"} <= tensors.keys():
             raise UserError(f"{file}: of {owner} one of AdamW's two moments is missing; {REMEDY}")
     draft.load_state_dict(weights)
     for name, parameter in parameters.items():

@@ -25,8 +25,9 @@ from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.network.layers import WIDTH_STEP
 from components.drafts.network.recompute import recomputing_blocks
 from components.drafts.training.batches import BatchOrder, padded_length
-from components.drafts.training.loop import Schedule, autocast, muon_matrices, resolve_precision
+from components.drafts.training.loop import Schedule, autocast, resolve_precision
 from components.drafts.training.losses import LIMITS, Limits, limited
+from components.drafts.training.optimizer import muon_matrices
 
 SHORT, LONG = 64, 160
 """Columns of the short batches."""
@@ -108,7 +109,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def check_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> str:
     """The estimate in one clause; raises UserError for training that cannot fit, with a setting that would help."""
-    free = _free(device)
+    free = _free(device) if device.type == "cuda" else _free(device) // schedule.processes
     memory = peak_memory(draft, order, schedule, device)
     if memory.needed <= free:
         return memory.text(draft.num_steps)
@@ -135,7 +136,8 @@ def _free(device: torch.device) -> int:
 
 def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> PeakMemory:
     """The estimate for the largest batch of the first epoch."""
-    batches = [part for batch in order.epoch(0) for part in order.parts(batch, schedule.micro_batch_tokens)]
+    shares = [share for batch in order.epoch(0) for share in order.shares(batch, schedule.processes)]
+    batches = [part for share in shares for part in order.parts(share, schedule.micro_batch_tokens)]
     most_roots = getattr(draft.settings, "max_anchors", order.max_tokens)
     largest = max(sizes_of(order, part, most_roots) for part in batches)
     return peak_of(draft, largest, schedule, device)

@@ -41,7 +41,7 @@ from components.drafts.methods.suffix import Suffix
 from components.drafts.methods.with_suffix import WithSuffix
 from components.drafts.settings import SuffixSettings, settings_class
 from components.drafts.storage.files import build_draft, open_draft, read_draft, save_untrained
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 from components.methods import METHODS
 from components.publish.formats.interface import Source
 from components.publish.formats.registry import FORMATS, drafter_state_of, layout_of, reopen_drafter, write_format

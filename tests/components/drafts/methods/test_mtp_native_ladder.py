@@ -22,7 +22,7 @@ from components.decoding.chain import decode
 from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.settings import MtpSettings
-from components.drafts.training.loop import Optimizer
+from components.drafts.training.optimizer import Optimizer
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 

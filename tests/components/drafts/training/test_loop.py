@@ -21,7 +21,8 @@ from components.data.features.format import open_features
 from components.drafts import train_draft
 from components.drafts.storage.files import open_draft
 from components.drafts.training.batches import BatchOrder, padded_length
-from components.drafts.training.loop import Optimizer, OptimizerName, count_accepted
+from components.drafts.training.loop import count_accepted
+from components.drafts.training.optimizer import Optimizer, OptimizerName
 from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {

@@ -1,0 +1,125 @@
+"""Training in several processes: it learns what one process learns, and the death of one of them changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_drafts import new_context, write_features
+
+from components.contract import Features, Target, UserError
+from components.drafts import train_draft
+from components.targets.interface import AbstractTarget
+
+SETTINGS: dict[str, Any] = {
+    "num_steps": 6,
+    "batch_tokens": 160,
+    "draft_vocab_size": 128,
+    "settings": {
+        "dflash": {"block_size": 4, "max_anchors": 6},
+        "eagle3": {"ttt_steps": 3},
+        "p-eagle": {"parallel_depth": 3, "num_layers": 2},
+    },
+    "precision": "float32",
+    "eval_every": 3,
+    "checkpoint_every": 1,
+}
+Folder = Callable[[str], Path]
+MakeTarget = Callable[[str], AbstractTarget]
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory, tiny_target: MakeTarget) -> Features:
+    return write_features(tiny_target("llama"), tmp_path_factory.mktemp("features") / "f")
+
+
+def rows_of(out: Path, *names: str) -> torch.Tensor:
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return torch.tensor([[row[name] for name in names] for row in rows if names[0] in row])
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "packing"),
+    [
+        ("eagle3", 2, "bucket"),
+        ("eagle3", 4, "bucket"),
+        ("dflash", 2, "bucket"),
+        ("medusa", 2, "none"),
+        ("hass", 2, "pack"),
+    ],
+)
+def test_losses_gradients_and_acceptance_are_those_of_one_process(
+    method: str, number: int, packing: str, tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    """Small steps: rounding that Muon's iterations in bfloat16 and AdamW's first steps magnify stays below 1e-5."""
+
+    def train(processes: int, peak_lr: float = 1e-5) -> Path:
+        ctx = new_context(tmp_path / f"{processes}-{peak_lr}")
+        chosen: dict[str, Any] = {**SETTINGS, "method": method, "packing": packing, "peak_lr": peak_lr}
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **chosen, processes=processes, ctx=ctx)
+        return ctx.out
+
+    alone, together = train(1), train(number)
+    measured = ("loss", "grad_norm", "teacher_forced_al")
+    torch.testing.assert_close(rows_of(together, *measured), rows_of(alone, *measured), rtol=1e-5, atol=1e-5)
+    assert torch.equal(rows_of(together, "held_out_al"), rows_of(alone, "held_out_al"))
+    before, one, many = (load_file(out / "model.safetensors") for out in (train(1, 1e-30), alone, together))
+    for name, start in before.items():
+        if start.is_floating_point() and not torch.equal(start, one[name]):
+            steps = torch.stack([one[name] - start, many[name] - start]).double().flatten(1)
+            assert torch.nn.functional.cosine_similarity(*steps, dim=0) > 0.98, name
+
+
+def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    def train(name: str, dies_at: int) -> tuple[Path, list[str]]:
+        ctx, notes = new_context(tmp_path / name), []
+
+        def listen(event: Mapping[str, Any]) -> None:
+            if event["event"] == "note":
+                notes.append(str(event["message"]))
+            if event["event"] == "progress" and event["done"] == dies_at and len(killed) == 0:
+                killed.append(worker_of_rank(1))
+                os.kill(killed[0], signal.SIGKILL)
+
+        killed: list[int] = []
+        ctx.send = listen
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, processes=2, ctx=ctx)
+        return ctx.out, notes
+
+    undisturbed, _ = train("undisturbed", 0)
+    killed, notes = train("killed", 3)
+    assert any("goes on from optimiser step" in note for note in notes)
+    for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+        assert (undisturbed / file).read_bytes() == (killed / file).read_bytes(), file
+    assert not psutil.Process().children(recursive=True)
+
+
+def worker_of_rank(rank: int) -> int:
+    """The process number of a training process."""
+    for process in psutil.Process().children(recursive=True):
+        if process.environ().get("RANK") == str(rank) and "components.drafts.training.worker" in process.cmdline():
+            return process.pid
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_fault_of_the_input_is_one_line_as_with_one_process(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    ctx = new_context(tmp_path)
+    (ctx.scratch / "checkpoint.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match="training begins again") as refused:
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, processes=2, ctx=ctx)
+    assert "\n" not in str(refused.value)
+    by_position = {**SETTINGS, "settings": {"eagle3": {"normaliser": "position"}}}
+    with pytest.raises(UserError, match="processes is not for normaliser: position"):
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **by_position, processes=2, ctx=ctx)
