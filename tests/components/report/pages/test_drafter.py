@@ -203,6 +203,18 @@ def test_do_not_speculate_is_a_verdict(page: Callable[..., Page], study: dict[st
     assert "nothing is faster" in text
 
 
+def test_a_method_whose_maps_know_no_training_metric_has_a_page(
+    page: Callable[..., Page], study: dict[str, Any], tmp_path: Path
+) -> None:
+    """Methods that only a live run can map (lookahead) propose nothing at every position."""
+    folder = tmp_path / "unknown"
+    folder.mkdir()
+    policy = read_policy(study["chosen"].path)
+    write_policy(folder, replace(policy, acceptance=[replace(each, al_proxy=None) for each in policy.acceptance]))
+    _, text = read(page(policy=DepthPolicy(key="n" * 64, path=folder, info=study["chosen"].info)))
+    assert "as a mean over prompts." in text and "by the training metric" not in text and "None" not in text
+
+
 def test_a_missing_policy_is_one_line(page: Callable[..., Page], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no policy\.json"):
         page(policy=DepthPolicy(key="x", path=tmp_path))
