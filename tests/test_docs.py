@@ -215,7 +215,11 @@ def command_lines() -> Iterator[tuple[Path, list[str]]]:
 
 PIPELINES = {
     name: pipeline
-    for text in [(ROOT / "pipelines.yaml").read_text(encoding="utf-8"), *(block.text for block in WHOLE)]
+    for text in [
+        (ROOT / "pipelines.yaml").read_text(encoding="utf-8"),
+        (ROOT / "recipes" / "pipelines.yaml").read_text(encoding="utf-8"),
+        *(block.text for block in WHOLE),
+    ]
     for name, pipeline in yaml.safe_load(text)["pipelines"].items()
 }
 
@@ -231,7 +235,7 @@ def test_every_command_and_option_exists() -> None:
         known = {option for parameter in command_table()[name].params for option in parameter.opts} | {"--help"}
         assert {word for word in rest if re.match(r"--?[a-z]", word)} <= known, where
         seen += 1
-        if name in ("run", "plan") and rest and re.fullmatch(r"[a-z-]+", rest[0]):
+        if name in ("run", "plan", "rehearse") and rest and re.fullmatch(r"[a-z-]+", rest[0]):
             assert rest[0] in PIPELINES, where
             values = [word.split("=")[0] for before, word in itertools.pairwise(rest) if before == "-p"]
             assert set(values) <= set(PIPELINES[rest[0]].get("params", {})), where

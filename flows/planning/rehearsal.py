@@ -15,6 +15,7 @@ from typing import Any
 
 from components.data.sources.addresses import PREFIX, parse_hub_source
 from components.outside_json import JsonObject
+from components.targets.source import local_folder
 from flows.planning.step_signature import resolve
 from flows.planning.wiring import WiredStep, Wiring
 
@@ -76,10 +77,20 @@ class StandIns:
 
     server: starts the stand-in server of an engine, or finds it, and says its address.
     chats: a file of conversations for sources on the hub; None where the hub itself is read.
+    configs: a folder with OWNER--NAME/config.json, and a tokenizer where there is one, of models on the hub; None where
+        the hub itself is read.
     """
 
     server: Callable[[str], str]
     chats: Path | None = None
+    configs: Path | None = None
+
+    def model(self, name: str) -> str:
+        """Where the configuration of a model is read from: a folder of `configs`, else what the pipeline says."""
+        if self.configs is None or local_folder(name) is not None:
+            return name
+        folder = self.configs / name.partition("@")[0].replace("/", "--")
+        return str(folder) if (folder / "config.json").is_file() else name
 
 
 def rehearsed(wiring: Wiring, packages: Sequence[str], stand_ins: StandIns) -> Wiring:
@@ -101,7 +112,7 @@ def _small(step: WiredStep, packages: tuple[str, ...], stand_ins: StandIns) -> W
     """A step that does little; a target that is loaded, servers and data elsewhere become their stand-ins."""
     if step.address == "targets.load_target" and step.settings["model"] != "builtin":
         stand_in = resolve("targets.make_stand_in", packages)
-        return dataclasses.replace(step, function=stand_in, settings={"model": step.settings["model"]})
+        return dataclasses.replace(step, function=stand_in, settings={"model": stand_ins.model(step.settings["model"])})
     if stand_ins.chats is not None:
         step = _with_chats_here(step, packages, str(stand_ins.chats))
     most = AT_MOST.get(step.address, {})
