@@ -5,7 +5,7 @@ process with one thread and two processes with one thread each take turns; the t
 last optimiser step, so starting processes does not count. Then a process is killed at a random moment of ten runs, and
 the drafter and its metrics are compared with those of a run that nothing disturbed.
 
-    python -m benchmarks.training_processes [--method eagle3] [--turns 3] [--steps 16] [--kills 10]
+    python -m benchmarks.training_processes [--method eagle3] [--turns 3] [--steps 16] [--kills 10]     (0: without)
 """
 
 from __future__ import annotations
@@ -125,36 +125,49 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     asked = parser.parse_args()
-    seconds: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as root:
         trainer = Trainer(Path(root), asked.method, asked.steps, asked.batch_tokens, asked.device)
-        outs: dict[int, Path] = {}
-        for turn in range(asked.turns):
-            for processes in sorted(seconds, reverse=bool(turn % 2)):
-                step, outs[processes] = trainer.timed(processes)
-                seconds[processes].append(step)
-                print(f"{processes} processes: {step:.3f} s a step", flush=True)
-        alone, together = (measured(outs[processes]) for processes in (1, 2))
-        generator, deaths = random.Random(0), []
-        for _ in range(asked.kills):
-            moment, out = trainer.killed(generator)
-            deaths.append({"after_step": moment, "same_bits": same(out, outs[2])})
-            print(f"killed after step {moment}: same bits {deaths[-1]['same_bits']}", flush=True)
+        results = {"training-processes": timing(trainer, asked.turns)} if asked.turns else {}
+        if asked.kills:
+            results["training-deaths"] = deaths(trainer, asked.kills)
+    for name, numbers in results.items():
+        record = name if asked.device == "cpu" else f"{name}-{asked.device}"
+        print(write_record(record, {"settings": vars(asked), **numbers}, device=asked.device).relative_to(ROOT))
+
+
+def timing(trainer: Trainer, turns: int) -> dict[str, Any]:
+    """One process and two in turn: seconds of a step, their ratio, and what both learn."""
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    learned: dict[int, dict[str, list[float]]] = {}
+    for turn in range(turns):
+        for processes in sorted(seconds, reverse=bool(turn % 2)):
+            step, out = trainer.timed(processes)
+            seconds[processes].append(step)
+            learned[processes] = measured(out)
+            print(f"{processes} processes: {step:.3f} s a step", flush=True)
     ratios = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
-    worst = max(abs(a - b) / a for a, b in zip(alone["loss"], together["loss"], strict=True))
-    numbers = {
-        "settings": vars(asked),
+    worst = max(abs(a - b) / a for a, b in zip(learned[1]["loss"], learned[2]["loss"], strict=True))
+    print(f"two processes are {statistics.median(ratios):.2f} times as fast; losses differ by {worst:.1e} at most")
+    return {
         "seconds_a_step": {str(processes): values for processes, values in seconds.items()},
         "times_as_fast": statistics.median(ratios),
         "all_times_as_fast": ratios,
-        "alone": alone,
-        "together": together,
+        "alone": learned[1],
+        "together": learned[2],
         "largest_relative_difference_of_losses": worst,
-        "deaths": deaths,
+        "load_average": os.getloadavg()[0],
     }
-    print(f"two processes are {numbers['times_as_fast']:.2f} times as fast; losses differ by {worst:.1e} at most")
-    name = "training-processes" + ("" if asked.device == "cpu" else f"-{asked.device}")
-    print(write_record(name, numbers, device=asked.device).relative_to(ROOT))
+
+
+def deaths(trainer: Trainer, number: int) -> dict[str, Any]:
+    """So many runs of two processes, one of which is killed, beside a run that nothing disturbs."""
+    _, undisturbed = trainer.timed(2)
+    generator, rows = random.Random(0), []
+    for _ in range(number):
+        moment, out = trainer.killed(generator)
+        rows.append({"after_step": moment, "same_bits": same(out, undisturbed)})
+        print(f"killed after step {moment}: same bits {rows[-1]['same_bits']}", flush=True)
+    return {"deaths": rows}
 
 
 if __name__ == "__main__":

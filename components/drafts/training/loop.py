@@ -171,7 +171,7 @@ def backward(
         results = [
             StepLosses(each.loss, *(F.pad(of, (0, draft.num_steps - len(of))) for of in each[1:])) for each in results
         ]
-    if len(results) == 1:
+    elif len(results) == 1:
         return results[0]
     return StepLosses(*(ranks.sum(torch.stack(of).sum(0)) for of in zip(*results, strict=True)))
 

@@ -50,7 +50,7 @@ def rows_of(out: Path, *names: str) -> torch.Tensor:
     ("method", "number", "packing"),
     [
         ("eagle3", 2, "bucket"),
-        ("eagle3", 4, "bucket"),
+        ("eagle3", 4, "bucket"),  # some batches have fewer rows than there are processes
         ("dflash", 2, "bucket"),
         ("medusa", 2, "none"),
         ("hass", 2, "pack"),
@@ -64,6 +64,8 @@ def test_losses_gradients_and_acceptance_are_those_of_one_process(
     def train(processes: int, peak_lr: float = 1e-5) -> Path:
         ctx = new_context(tmp_path / f"{processes}-{peak_lr}")
         chosen: dict[str, Any] = {**SETTINGS, "method": method, "packing": packing, "peak_lr": peak_lr}
+        if number == 4:
+            chosen["batch_tokens"] = 64
         train_draft(Target(key="", path=tiny_folder("llama")), features, **chosen, processes=processes, ctx=ctx)
         return ctx.out
 
