@@ -98,12 +98,13 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
         train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, processes=2, ctx=ctx)
         return ctx.out, notes
 
+    of_other_tests = {*psutil.Process().children(recursive=True)}
     undisturbed, _ = train("undisturbed", 0)
     killed, notes = train("killed", 3)
     assert any("goes on from optimiser step" in note for note in notes)
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (killed / file).read_bytes(), file
-    assert not psutil.Process().children(recursive=True)
+    assert {*psutil.Process().children(recursive=True)} <= of_other_tests
 
 
 def worker_of_rank(rank: int) -> int:
