@@ -509,6 +509,65 @@ def long_context() -> tuple[str, str]:
     )
 
 
+def compared_methods(name: str, target: str) -> tuple[str, str]:
+    """Every method on one target."""
+    found = record(name, timed=False)
+
+    def speed(row: dict[str, Any], value: str, low: str) -> str:
+        if row[value] is None:
+            return "-"
+        return f"{row[value]:.2f} [{row[f'{low}_lo']:.2f}, {row[f'{low}_hi']:.2f}]"
+
+    rows = []
+    for method in found["methods"]:
+        at = next(row for row in method["depths"] if row["depth_k"] == method["shown_depth"])
+        price = method["row_of_verification"]
+        rows.append(
+            (
+                f"`{method['method']}`",
+                str(method["shown_depth"]),
+                f"{at['al']:.2f} [{at['al_lo']:.2f}, {at['al_hi']:.2f}]",
+                f"{at['cost_ratio']:.2f}",
+                speed(method["shown"], "speedup_pred", "pred"),
+                speed(method["shown"], "speedup_meas", "meas"),
+                "-" if price is None else f"{price['measured']:.1%}",
+                "-" if price is None else f"{price['break_even'][0]:.1%}",
+                method["chosen"]["verdict"].replace("_", " ") if method["chosen"]["depth_k"] else "do not speculate",
+            )
+        )
+    whole = f" The whole run took {found['minutes']:.0f} minutes." if found["minutes"] else ""
+    header = ("method", "draft tokens", "AL", "cost of a round", "speedup, predicted", "measured")
+    return (
+        f"`compare-methods` on {target}: {found['params']['num_prompts']} training prompts, "
+        f"{found['params']['train_steps']} steps for each trained method, {found['params']['num_test_prompts']} test "
+        f"prompts, with 95 % intervals.{whole} At the chosen depth, or the best that drafts where none pays. The last "
+        "two numbers are shares of a plain step: what a row of verification costs, and what it may cost until the "
+        "method no longer pays.",
+        markdown((*header, "a row costs", "pays below", "verdict"), rows),
+    )
+
+
+def training_processes() -> tuple[str, str]:
+    """Two training processes beside one, and what a death costs."""
+    timed, died = record("training-processes", timed=False), record("training-deaths", timed=False)
+    deaths = died["deaths"]
+    return (
+        f"EAGLE-3 in the built-in target's shape, batches of {timed['settings']['batch_tokens']} tokens, float32: two "
+        "processes with a thread each beside one, in turns. Then one of the two is killed at a random moment.",
+        markdown(
+            ("what", "number"),
+            [
+                ("times as fast", f"{timed['times_as_fast']:.2f}"),
+                ("largest relative difference of a loss", f"{timed['largest_relative_difference_of_losses']:.0e}"),
+                (
+                    "runs that a death did not change by a bit",
+                    f"{sum(d['same_bits'] for d in deaths)} of {len(deaths)}",
+                ),
+            ],
+        ),
+    )
+
+
 def stop_rule() -> tuple[str, str]:
     """Chains that end by confidence beside the best fixed depth, on trained drafters."""
     found = record("stop-rule", timed=False)
@@ -603,6 +662,8 @@ def sections() -> dict[str, tuple[str, str]]:
     return {
         "repeatability": repeatability(),
         "training-speed": training_speed(),
+        "training-processes": training_processes(),
+        "compare-methods": compared_methods("compare-methods", "the built-in target"),
         "dflash-parity": dflash_parity(),
         "packing": packing(),
         "trees-float32": trees("float32"),

@@ -33,15 +33,15 @@ LEFT_OUT = ("draft_key", "calibration", "draft_from", "verify_from")
 """Names of one store, and the rules themselves."""
 
 
-def run_pipeline(home: Path, params: Sequence[str], *, to: str) -> None:
-    """Run stop_rule.yaml as a user does, up to the step `to`, "" for all of it."""
+def run_pipeline(home: Path, name: str, params: Sequence[str], *, file: Path, to: str = "") -> None:
+    """Run a pipeline of `file` as a user does, up to the step `to`, "" for all of it."""
     program = Path(sys.executable).with_name("draftsmith")
-    command = [str(program), "run", "stop-rule", "--direct", "--file", str(PIPELINE)]
+    command = [str(program), "run", name, "--direct", "--file", str(file)]
     command += [word for param in params for word in ("-p", param)]
     command += ["--to", to] if to else []
     environment = {**os.environ, "DRAFTSMITH_HOME": str(home)}
     if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
-        raise SystemExit("stop_rule: the pipeline failed, its own message is above")
+        raise SystemExit(f"{name}: the pipeline failed, its own message is above")
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     home = options.work or Path(tempfile.mkdtemp(prefix="stop-rule-"))
     params = [f"train_steps={options.train_steps}", f"stop_seconds={options.stop_seconds}"]
     params = SMALL if options.small else params
-    run_pipeline(home, params, to="acceptance" if options.prepare else "")
+    run_pipeline(home, "stop-rule", params, file=PIPELINE, to="acceptance" if options.prepare else "")
     if options.prepare:
         return
     plan, store = plan_run("stop-rule", params, RunOptions(file=PIPELINE, home=home))

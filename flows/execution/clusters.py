@@ -59,7 +59,7 @@ def map_on_cluster(
 ) -> Iterator[Any]:
     """What `function` makes of each shard, in their order, for `ctx.map` in the child process of a wide step."""
     cluster = str(order["cluster"])
-    with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner):
+    with _cluster(order, scratch) as runner, _inside(order["flow_run_id"], runner), _gpus(order):
         futures = []
         for number, shard in enumerate(shards, start=1):
             as_task = task(
@@ -81,6 +81,30 @@ def map_on_cluster(
             except Exception as error:  # of Dask, of Ray, or of the step itself
                 message = f"{type(error).__name__}: {shorten(error, 200)}"
                 raise ClusterFailed(f"shard {number} of {len(shards)} on {cluster}: {message}") from error
+
+
+@contextmanager
+def _gpus(order: ClusterOrder) -> Iterator[None]:
+    """Ray runs each shard that is submitted within it where so many GPUs are free, and shows it these alone.
+
+    Raises:
+        UserError: no machine of the cluster has so many; Ray would wait for one without a word.
+    """
+    number = order["gpus_per_shard"]
+    if number is None:
+        yield
+        return
+    import ray
+    from prefect_ray.context import remote_options
+
+    most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+    if most < number:
+        raise UserError(
+            f"step '{order['step']}': runs_on: gpus_per_shard: {number:g}, and no machine of the cluster has more than"
+            f" {most:g} GPUs; set gpus_per_shard"
+        )
+    with remote_options(num_gpus=number):
+        yield
 
 
 def run_shard(function: Callable[[Any, ReportProgress], Any], shard: Any, remote_code: Sequence[str]) -> Any:

@@ -189,6 +189,7 @@ class Engine:
             "cluster": step.runs_on.cluster,
             "workers": step.runs_on.workers,
             "address": step.runs_on.address,
+            "gpus_per_shard": step.runs_on.gpus_per_shard,
             "remote_code": list(self.plan.remote_code),
             **self.connection(),
         }

@@ -42,6 +42,7 @@ class ClusterOrder(RunConnection):
     cluster: str
     workers: int | None
     address: str | None
+    gpus_per_shard: float | None
     remote_code: list[str]
 
 

@@ -23,7 +23,7 @@ from flows.spec.diagnostics import show
 
 DEFAULT_WORKERS: Final = 2
 MAX_WORKERS: Final = 256
-_KEYS = ("cluster", "workers", "address")
+_KEYS = ("cluster", "workers", "address", "gpus_per_shard")
 _ADDRESSES: Final = {
     "dask": (r"(tcp|tls|ucx|ws|wss)://[^\s/]+:\d+", "tcp://HOST:8786"),
     "ray": (r"ray://[^\s/]+:\d+", "ray://HOST:10001"),
@@ -38,12 +38,14 @@ class RunsOn:
     cluster: what carries the shards of a wide step.
     workers: processes of a local cluster that lives as long as the step; None with an address.
     address: a cluster that is already there, with its own workers.
+    gpus_per_shard: GPUs that Ray sets aside for each shard while it is worked on; a fraction shares one.
     """
 
     pool: str | None = None
     cluster: Literal["dask", "ray"] | None = None
     workers: int | None = None
     address: str | None = None
+    gpus_per_shard: float | None = None
 
     def __str__(self) -> str:
         if self.cluster is not None:
@@ -78,7 +80,7 @@ def parse_pipeline_placement(value: Any) -> RunsOn:
 
 
 def parse_step_placement(value: Any) -> RunsOn:
-    """`runs_on:` of a step: {cluster: dask | ray, workers: N or address: WHERE}; None is here.
+    """`runs_on:` of a step: {cluster: dask | ray, workers: N or address: WHERE, gpus_per_shard: N}; None is here.
 
     Raises:
         WrongPlace: it is anything else.
@@ -92,21 +94,28 @@ def parse_step_placement(value: Any) -> RunsOn:
     for key in value:
         if key not in _KEYS:
             raise WrongPlace(f"runs_on: unknown key {show(key)}{did_you_mean(str(key), _KEYS)}", str(key))
-    cluster, workers, address = (value.get(key) for key in _KEYS)
+    cluster, workers, address, gpus = (value.get(key) for key in _KEYS)
     if cluster not in ("dask", "ray"):
         what = f", not {show(cluster)}" if cluster is not None else " (it is missing)"
         raise WrongPlace(f"runs_on: 'cluster' must be dask or ray{what}", "cluster")
+    if gpus is not None:
+        if cluster != "ray":
+            raise WrongPlace("runs_on: only Ray sets GPUs aside for a shard: take cluster: ray", "gpus_per_shard")
+        # Ray's own rule (its remote options): a part of one GPU, or whole ones.
+        if type(gpus) not in (int, float) or not (0 < gpus < 1 or (gpus >= 1 and gpus == int(gpus))):
+            message = f"runs_on: 'gpus_per_shard' must be a whole number or below 1, like 0.5, not {show(gpus)}"
+            raise WrongPlace(message, "gpus_per_shard")
     if address is None:
         workers = DEFAULT_WORKERS if workers is None else workers
         if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
             raise WrongPlace(f"runs_on: 'workers' must be 1 to {MAX_WORKERS}, not {show(workers)}", "workers")
-        return RunsOn(cluster=cluster, workers=workers)
+        return RunsOn(cluster=cluster, workers=workers, gpus_per_shard=gpus)
     if workers is not None:
         raise WrongPlace("runs_on: a cluster with an address has its own workers: leave 'workers' out", "workers")
     pattern, example = _ADDRESSES[cluster]
     if not isinstance(address, str) or not re.fullmatch(pattern, address):
         raise WrongPlace(f"runs_on: 'address' must be like {example}, not {show(address)}", "address")
-    return RunsOn(cluster=cluster, address=address)
+    return RunsOn(cluster=cluster, address=address, gpus_per_shard=gpus)
 
 
 def misplaced(runs_on: RunsOn, function: Callable[..., Any], measures: bool) -> str:

@@ -82,7 +82,7 @@ def address(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head = ("ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port))
         head += ("--ray-client-server-port", str(client_port), "--min-worker-port", "10002")
-        head += ("--max-worker-port", "10101", "--include-dashboard", "false", "--num-cpus", "2")
+        head += ("--max-worker-port", "10101", "--include-dashboard", "false", "--num-cpus", "2", "--num-gpus", "2")
         commands = [(*head, "--object-store-memory", str(128 << 20))]
     with ExitStack() as stack:
         if cluster == "ray":  # a socket's path may hold 107 characters
@@ -122,7 +122,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 def beds(store: Store) -> dict[str, str]:
     """The shards of the only artifact."""
     (key,) = store.keys()
-    return {file.name: file.read_text() for file in sorted(store.path_of(key).glob("bed-*"))}
+    return {file.name: file.read_text() for file in sorted(store.path_of(key).glob("bed-*.txt"))}
 
 
 def worker_of_a_bed(store: Store, process: subprocess.Popen[str]) -> int:
@@ -211,6 +211,23 @@ def test_a_server_that_rays_head_loses_at_the_first_knock_costs_a_second_knock(
     server_of_the_head(process, unlike=lost.pid)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
+
+
+@pytest.mark.parametrize("cluster", ["ray"], indirect=True)
+def test_a_shard_sees_the_gpus_that_are_set_aside_for_it(
+    address: str, weed: Callable[..., subprocess.Popen[str]], store: Store
+) -> None:
+    """The cluster says that it has two; no shard of this step uses one."""
+    process = weed(5, 0.0, address=address, gpus_per_shard=1)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    (key,) = store.keys()
+    seen = [file.read_text() for file in store.path_of(key).glob("bed-*.gpus")]
+    assert len(seen) == 5 and {*seen} <= {"0", "1"}
+    process = weed(6, 0.0, address=address, gpus_per_shard=3)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 2
+    assert "gpus_per_shard: 3, and no machine of the cluster has more than 2 GPUs; set gpus_per_shard" in said
 
 
 def server_of_the_head(process: subprocess.Popen[str], unlike: int) -> psutil.Process:

@@ -30,6 +30,7 @@ def test_what_can_be_said() -> None:
     assert parse_pipeline_placement("gpu pool") == RunsOn(pool="gpu pool")
     assert parse_step_placement({"cluster": "dask"}) == RunsOn(cluster="dask", workers=2)
     assert parse_step_placement({"cluster": "ray", "workers": 3}) == RunsOn(cluster="ray", workers=3)
+    assert parse_step_placement({"cluster": "ray", "gpus_per_shard": 0.5}).gpus_per_shard == 0.5
     assert parse_step_placement({"cluster": "dask", "address": "tcp://10.0.0.1:8786"}).workers is None
     assert parse_step_placement({"cluster": "ray", "address": "ray://head:10001"}).address == "ray://head:10001"
 
@@ -45,6 +46,9 @@ def test_what_can_be_said() -> None:
         ("{cluster: ray, workers: 0}", 6, "runs_on: 'workers' must be 1 to 256, not 0"),
         ("{cluster: ray, workers: true}", 6, "runs_on: 'workers' must be 1 to 256, not true"),
         ("{cluster: ray, workers: 2, address: ray://h:1}", 6, "has its own workers: leave 'workers' out"),
+        ("{cluster: dask, gpus_per_shard: 1}", 6, "only Ray sets GPUs aside for a shard: take cluster: ray"),
+        ("{cluster: ray, gpus_per_shard: 1.5}", 6, "must be a whole number or below 1, like 0.5, not 1.5"),
+        ("{cluster: ray, gpus_per_shard: true}", 6, "must be a whole number or below 1, like 0.5, not true"),
         ("{cluster: dask, address: localhost}", 6, "'address' must be like tcp://HOST:8786, not 'localhost'"),
         ("{cluster: ray, address: 'tcp://h:1'}", 6, "'address' must be like ray://HOST:10001, not 'tcp://h:1'"),
     ],

@@ -45,6 +45,8 @@ def weed_bed(bed: Bed, report_progress: ReportProgress) -> int:
     """One shard."""
     with (bed.diary / "pids").open("a") as diary:
         diary.write(f"{os.getpid()}\n")
+    if gpus := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        bed.file.with_suffix(".gpus").write_text(gpus)
     if bed.how == "wrong":
         raise UserError("no spade: buy one")
     if bed.how == "crash":
