@@ -5,16 +5,14 @@ Runs pipeline `compare-methods` as a user does, for the built-in target or for o
 
     python -m benchmarks.compare_methods [--home DIR] [--width 512] [--prepare] [-p NAME=VALUE ...]
 
---home keeps what was made there and goes on from it: what is there already is recorded without a time of the whole run.
+--home keeps what was made there and goes on from it; the record has the seconds that each step took when it was made.
 --prepare makes all that is not timed, on a machine as busy as may be, and writes no record.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -84,23 +82,25 @@ def main() -> None:
         params.append(f"model={target_of_width(home, options.width, options.target_steps)}")
         name += f"-{options.width}"
     plan, store = plan_run("compare-methods", params, RunOptions(file=PIPELINES, home=home))
-    is_new = not any(step.reused for step in plan.steps)
-    began, load = time.monotonic(), os.getloadavg()[0]
     run_pipeline(home, "compare-methods", params, file=PIPELINES, to="acceptance" if options.prepare else "")
-    minutes = (time.monotonic() - began) / 60
     if not options.prepare:
-        write_record(name, {"minutes": minutes if is_new else None, "load_before": load, **results(plan, store)})
+        write_record(name, results(plan, store))
 
 
 def results(plan: Plan, store: Store) -> dict[str, Any]:
     """What the record says of a finished run: every method, and the seconds that each step took when it was made."""
-    artifacts = {step.name: store.get(step.key) for step in plan.steps}
+    artifacts = {step.name: artifact for step in plan.steps if (artifact := store.get(step.key))}
     policy = artifacts["verdict"]
     assert isinstance(policy, DepthPolicy)
     drafts = [artifact for artifact in artifacts.values() if isinstance(artifact, Draft)]
+    seconds = {step.name: store.record_of(step.key)["record"]["seconds"] for step in plan.steps}
     return {
         "params": {name: value for name, value in plan.params.items() if name != "model"},
-        "seconds": {step.name: store.record_of(step.key)["record"].get("seconds") for step in plan.steps},
+        "seconds": seconds,
+        "measured_beside": {
+            name: artifacts[name].info.get("load_average") for name in ("step_cost", "end_to_end", "stops")
+        },
+        "minutes": sum(seconds.values()) / 60,
         "verdict": dict(policy.info),
         "methods": [method_facts(drafter, policy) for drafter in find_drafters(drafts, policy)],
         "stops": [asdict(stop) for stop in read_policy(policy.path).stops],

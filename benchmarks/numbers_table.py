@@ -535,12 +535,11 @@ def compared_methods(name: str, target: str) -> tuple[str, str]:
                 method["chosen"]["verdict"].replace("_", " ") if method["chosen"]["depth_k"] else "do not speculate",
             )
         )
-    whole = f" The whole run took {found['minutes']:.0f} minutes." if found["minutes"] else ""
     header = ("method", "draft tokens", "AL", "cost of a round", "speedup, predicted", "measured")
     return (
         f"`compare-methods` on {target}: {found['params']['num_prompts']} training prompts, "
         f"{found['params']['train_steps']} steps for each trained method, {found['params']['num_test_prompts']} test "
-        f"prompts, with 95 % intervals.{whole} At the chosen depth, or the best that drafts where none pays. The last "
+        f"prompts, with 95 % intervals. At the chosen depth, or the best that drafts where none pays. The last "
         "two numbers are shares of a plain step: what a row of verification costs, and what it may cost until the "
         "method no longer pays.",
         markdown((*header, "a row costs", "pays below", "verdict"), rows),
