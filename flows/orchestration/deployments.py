@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, WorkPool
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.actions import RunDeployment
@@ -41,6 +41,7 @@ from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resou
 from flows.orchestration.ui_artifacts import machine_limit
 from flows.planning.step_signature import PACKAGES
 from flows.services.client import WORK_POOL
+from flows.spec.placement import RunsOn, parse_pipeline_placement
 from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, TriggerSpec, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,19 +73,16 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
     nothing.
 
     Raises:
-        UserError: the file is wrong, or names a work pool that is not there.
+        UserError: the file is wrong, or names a work pool that is not there or cannot give GPUs.
     """
     spec = load_spec(file)
     with get_client(sync_client=True) as client:
-        pools = {pool.name: pool.concurrency_limit for pool in client.read_work_pools()}
+        pools = {pool.name: pool for pool in client.read_work_pools()}
         deployments = _deployments(client, file, spec)
         changes = list(_shared_changes(client, pools))
         for name, pipeline in spec.pipelines.items():
-            pool = str(pipeline.runs_on or WORK_POOL)
-            if pool not in {*pools, WORK_POOL}:
-                suggestion = did_you_mean(pool, sorted({*pools, WORK_POOL}))
-                raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{suggestion}")
-            desired = _desired_deployment(name, pipeline, file, home, pool, packages)
+            runs_on = _placement(name, pipeline, file, pools)
+            desired = _desired_deployment(name, pipeline, file, home, runs_on, packages)
             changes += _deployment_changes(name, desired, deployments.get(name))
             changes += _schedule_changes(name, pipeline.schedules, deployments.get(name))
         changes += [
@@ -142,17 +140,35 @@ def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str,
     return deployments
 
 
+def _placement(name: str, pipeline: PipelineSpec, file: Path, pools: Mapping[str, WorkPool]) -> RunsOn:
+    """Where the runs of a pipeline go, with the pool's name filled in.
+
+    Raises:
+        UserError: the server has no such pool, or one that gives no GPUs although some are asked for.
+    """
+    runs_on = parse_pipeline_placement(pipeline.runs_on)
+    pool = runs_on.pool or WORK_POOL
+    if pool not in {*pools, WORK_POOL}:
+        suggestion = did_you_mean(pool, sorted({*pools, WORK_POOL}))
+        raise UserError(f"{file}: pipeline '{name}': the server has no work pool '{pool}'{suggestion}")
+    template = pools[pool].base_job_template if pool in pools else {}
+    if runs_on.gpus and "gpus" not in template.get("variables", {}).get("properties", {}):
+        remedy = "make it of a job template that does (deploy/kubernetes), or leave 'gpus' out"
+        raise UserError(f"{file}: pipeline '{name}': work pool '{pool}' gives no GPUs to a run: {remedy}")
+    return replace(runs_on, pool=pool)
+
+
 def runs_at_once() -> int:
     """How many runs the worker of this machine starts side by side; twenty at once lock Prefect's SQLite database."""
     return max(4, 2 * num_usable_cores())
 
 
-def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, int | None]) -> Iterator[Change]:
+def _shared_changes(client: SyncPrefectClient, pools: Mapping[str, WorkPool]) -> Iterator[Change]:
     """The work pool that every pipeline goes to unless it names another, and the limit that shows a measuring step."""
     at_once = f"{runs_at_once()} runs at once"
     if WORK_POOL not in pools:
         yield Change("create", "pool", WORK_POOL, at_once, _create_pool)
-    elif pools[WORK_POOL] is None:  # a worker that comes first makes the pool without a limit
+    elif pools[WORK_POOL].concurrency_limit is None:  # a worker that comes first makes the pool without a limit
         yield Change("update", "pool", WORK_POOL, at_once, _limit_pool)
     limit = machine_limit()
     if limit not in {existing.name for existing in client.read_global_concurrency_limits(limit=200, offset=0)}:
@@ -179,7 +195,7 @@ def _limit_pool(client: SyncPrefectClient) -> None:
 
 
 def _desired_deployment(
-    name: str, pipeline: PipelineSpec, file: Path, home: Path, pool: str, packages: tuple[str, ...]
+    name: str, pipeline: PipelineSpec, file: Path, home: Path, runs_on: RunsOn, packages: tuple[str, ...]
 ) -> JsonObject:
     """Every field of a deployment that the file decides, as the API writes it.
 
@@ -201,9 +217,9 @@ def _desired_deployment(
         "version": version_of(pipeline),
         "description": pipeline.about,
         "tags": [TAG],
-        "work_pool_name": pool,
+        "work_pool_name": runs_on.pool,
         # a run that writes into its worker's pipe dies with the worker; what it logs is in the UI anyway
-        "job_variables": {"env": env, "stream_output": False},
+        "job_variables": {"env": env, "stream_output": False} | ({"gpus": runs_on.gpus} if runs_on.gpus else {}),
         "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(file.resolve().parent)}}],
         "parameters": {},  # defaults come from the file when the run starts, as on the command line
         # The server refuses what the schema refuses; unknown parameters too, which Prefect would let through.
@@ -243,7 +259,7 @@ _WORDS = {
     "concurrency_limit": "overlap",
     "concurrency_options": "what a second run does",
     "work_pool_name": "its work pool",
-    "job_variables": "its environment",
+    "job_variables": "its environment or its GPUs",
     "pull_steps": "where it runs",
     "description": "what it is about",
 }

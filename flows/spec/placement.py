@@ -1,4 +1,4 @@
-"""Where work runs: `runs_on:` of a pipeline names a work pool, of a wide step a Dask or Ray cluster.
+"""Where work runs: `runs_on:` of a pipeline names a work pool and GPUs, of a wide step a Dask or Ray cluster.
 
 A wide step cuts its work into shards and hands them to `ctx.map`; that call in its code is what makes it wide, so
 nothing has to be declared and nothing can be declared wrongly. Where a step runs never enters its key: the bytes are
@@ -23,7 +23,9 @@ from flows.spec.diagnostics import show
 
 DEFAULT_WORKERS: Final = 2
 MAX_WORKERS: Final = 256
+MAX_GPUS: Final = 64  # of one node
 _KEYS = ("cluster", "workers", "address", "gpus_per_shard")
+_POOL_KEYS = ("pool", "gpus")
 _ADDRESSES: Final = {
     "dask": (r"(tcp|tls|ucx|ws|wss)://[^\s/]+:\d+", "tcp://HOST:8786"),
     "ray": (r"ray://[^\s/]+:\d+", "ray://HOST:10001"),
@@ -34,7 +36,8 @@ _ADDRESSES: Final = {
 class RunsOn:
     """Where a pipeline or a step runs; all None is here, in this process's children.
 
-    pool:    name of the Prefect work pool that a pipeline's deployment goes to.
+    pool:    name of the Prefect work pool that a pipeline's deployment goes to; None: the one that all go to.
+    gpus:    GPUs of one node that each run of a pipeline asks its pool for; 0: what the pool gives by itself.
     cluster: what carries the shards of a wide step.
     workers: processes of a local cluster that lives as long as the step; None with an address.
     address: a cluster that is already there, with its own workers.
@@ -42,6 +45,7 @@ class RunsOn:
     """
 
     pool: str | None = None
+    gpus: int = 0
     cluster: Literal["dask", "ray"] | None = None
     workers: int | None = None
     address: str | None = None
@@ -50,7 +54,8 @@ class RunsOn:
     def __str__(self) -> str:
         if self.cluster is not None:
             return f"{self.cluster}, {self.address or f'{self.workers} workers here'}"
-        return f"pool {self.pool}" if self.pool is not None else "here"
+        where = f"pool {self.pool}" if self.pool is not None else "here"
+        return f"{where}, {self.gpus} GPU{'' if self.gpus == 1 else 's'}" if self.gpus else where
 
 
 HERE: Final = RunsOn()
@@ -65,18 +70,33 @@ class WrongPlace(ValueError):
 
 
 def parse_pipeline_placement(value: Any) -> RunsOn:
-    """`runs_on:` of a pipeline: the name of a work pool; None is here.
+    """`runs_on:` of a pipeline: the name of a work pool, or {pool: NAME, gpus: N} with either left out; None is here.
 
     Raises:
         WrongPlace: it is anything else.
     """
     if value is None:
         return HERE
-    if isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
+        return RunsOn(pool=_pool_name(value, "'runs_on'"))
+    if "cluster" in value:
         raise WrongPlace("'runs_on' of a pipeline names a work pool; a cluster goes to a wide step")
+    for key in value:
+        if key not in _POOL_KEYS:
+            raise WrongPlace(f"runs_on: unknown key {show(key)}{did_you_mean(str(key), _POOL_KEYS)}", str(key))
+    if not value:
+        raise WrongPlace("'runs_on' must be the name of a work pool, or like {gpus: 1}, not {}")
+    gpus = value.get("gpus", 0)
+    if type(gpus) is not int or not 0 <= gpus <= MAX_GPUS:
+        raise WrongPlace(f"runs_on: 'gpus' must be 0 to {MAX_GPUS}, all of one node, not {show(gpus)}", "gpus")
+    return RunsOn(pool=_pool_name(value["pool"], "runs_on: 'pool'", "pool") if "pool" in value else None, gpus=gpus)
+
+
+def _pool_name(value: Any, label: str, *place: str) -> str:
+    """The name of a work pool. Raises WrongPlace."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,199}", value):
-        raise WrongPlace(f"'runs_on' must be the name of a work pool, not {show(value)}")
-    return RunsOn(pool=value)
+        raise WrongPlace(f"{label} must be the name of a work pool, not {show(value)}", *place)
+    return value
 
 
 def parse_step_placement(value: Any) -> RunsOn:

@@ -90,7 +90,7 @@ class PipelineSpec(_Strict):
 
     overlap:  what a second run does while one goes on: wait, or skip (end as cancelled); None: they run side by side.
     approval: `true`, or {within_minutes: N}; None: the promotion gate decides alone.
-    runs_on:  the Prefect work pool that takes its runs; None: the one of `draftsmith up`.
+    runs_on:  the Prefect work pool that takes its runs, and their GPUs; None: the one of `draftsmith up`.
     trust_remote_code: models whose own Python code may run when they come from elsewhere (registry:, store:, path:).
     """
 

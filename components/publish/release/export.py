@@ -7,6 +7,7 @@
       provenance.json  a CycloneDX bill of materials (provenance.py)
       SHA256SUMS       every file, for `sha256sum -c SHA256SUMS`
       draftsmith/      what MLflow serves: draft.json and model.safetensors as trained, target.json, serve.json
+      kubernetes/      manifests for KServe and LLMKube (manifests.py), where the card has vLLM's or llama.cpp's command
       eagle3/ ...      one folder a format (registry.py), checked before it is written and again after; a method that no
                        engine loads from a file has no folder, only launch lines in the card
 
@@ -51,6 +52,7 @@ from components.publish.formats.mtp import stitch
 from components.publish.formats.registry import TOKENIZER, read_drafter_state, write_format
 from components.publish.names import public_name, public_settings, public_value
 from components.publish.release.checksums import file_records, files_of, write_sums
+from components.publish.release.manifests import write_manifests
 from components.publish.release.public_copy import holds_target
 from components.release_record import (
     RELEASE,
@@ -367,6 +369,7 @@ def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, pol
     of_tokenizer = {name for pattern in TOKENIZER for name in fnmatch.filter(target_files, pattern)}
     record["tokenizer"] = {name: digest for name, digest in target_files.items() if name in of_tokenizer}
     record["launch"] = launch_commands(record)
+    write_manifests(folder, record)
     code = code_state()
     record["code"] = {"commit": code.commit, "changed": code.changed}
     write_card(folder / "README.md", record, evidence)
