@@ -601,6 +601,54 @@ def stop_rule() -> tuple[str, str]:
     )
 
 
+def scale_simulation() -> tuple[str, str]:
+    """Drafters for three targets on clusters that were not at hand."""
+    found = record("scale-simulation", timed=False)
+    rows = []
+    for streamed, stored in zip(found["runs"][::2], found["runs"][1::2], strict=True):
+        assert (streamed["way"], stored["way"]) == ("streamed", "stored")
+        rows.append(
+            (
+                streamed["target"],
+                f"{streamed['conversations']:,}",
+                str(streamed["gpus"]),
+                f"{streamed['hours']:.1f} h ({streamed['bottleneck']})",
+                f"{streamed['engine_gpus']} + {streamed['trainer_gpus']}",
+                f"{stored['hours']:.1f} h ({stored['bottleneck']})",
+                f"{stored['stored_tb']:.1f} TB",
+            )
+        )
+    targets = "; ".join(
+        f"{name} {one['feature_bytes'] / 1000:.1f} kB and {one['training_gflop']:.1f} GFLOP a token to train, "
+        f"{one['engine_tokens_per_s']:,} tokens a second of an engine of {one['engine_gpus']} GPUs, "
+        f"{one['trainer_tokens_per_s']:,} of a training GPU"
+        for name, one in found["targets"].items()
+    )
+    assumed, history = found["assumed"], found["history"]
+    by_gpus = {way: [one for one in found["growth"] if one["way"] == way] for way in ("streamed", "stored")}
+    gpus = " / ".join(str(one["gpus"]) for one in by_gpus["streamed"])
+    hours = {way: " / ".join(f"{one['hours']:.1f}" for one in line) for way, line in by_gpus.items()}
+    deaths = [one for one in found["failures"] if one["times_as_often"] == 1000]
+    cost = " / ".join(f"{60 * (one['hours'] - one['hours_without']) / one['failures']:.0f}" for one in deaths)
+    every = " / ".join(f"{one['checkpoint_every_s'] / 60:.0f}" for one in deaths)
+    return (
+        "Nothing of this was measured: a discrete simulation (`python -m benchmarks.scale.simulate`) of EAGLE-3 for "
+        f"{found['tokens_a_conversation']:,} tokens a conversation and {found['epochs']} epochs. Hidden states are "
+        "streamed from engines to trainers, made anew in each epoch, or stored first by all GPUs and read by all. "
+        f"In brackets is the busiest part. From published shapes and from speeds that SpecForge and TorchSpec "
+        f"publish: {targets}. Assumed: "
+        f"{assumed['link'] / 1e9:.1f} GB/s a node, {assumed['store'] / 1e9:.0f} GB/s of the store, a failure in "
+        f"{assumed['gpu_hours_between_failures']:,.0f} GPU hours (Llama 3's report). A million conversations of 8B on "
+        f"{gpus} GPUs: {hours['streamed']} h streamed, {hours['stored']} h stored. A failure costs {cost} minutes with a "
+        f"checkpoint every {every} minutes (70B, 64 GPUs, streamed; a thousand times as many failures, so that there "
+        f"are some). By arithmetic from the record of {history['of_record']:,} runs, a history of {history['runs']:,} would have "
+        f"{history['gigabytes']:.1f} GB, its slowest query would take {history['slowest_query_s']:.0f} s, and the file "
+        f"that names its artifacts would have {history['key_file_gb']:.1f} GB; the limit of 0.2 s holds up to "
+        f"{history['runs_within_the_limit']:,} runs.",
+        markdown(("target", "conversations", "GPUs", "streamed", "engines + training", "stored", "in the store"), rows),
+    )
+
+
 def of_all(some: list[str], every: list[str]) -> str:
     """How many of them, and which are missing."""
     missing = [one for one in every if one not in some]
@@ -669,6 +717,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "trees-bfloat16": trees("bfloat16"),
         "answering-speed": answering_speed(),
         "datasets_at_scale": million_rows(),
+        "scale-simulation": scale_simulation(),
         "feature-precision": feature_precision(),
         "quantised-drafts": fewer_bits(),
         "languages": languages(),
