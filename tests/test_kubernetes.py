@@ -6,6 +6,8 @@ installed, the overlays are also built with it, as `kubectl apply -k` builds the
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import os
 import re
@@ -14,10 +16,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import kubernetes_validate
 import pytest
 import yaml
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.templating import apply_values
 from test_compose import COMPOSE, read_by_nobody
 
@@ -76,16 +81,21 @@ def test_a_wrong_field_is_found() -> None:
         kubernetes_validate.validate(manifest, NEWEST, strict=True)
 
 
-def job_of(overlay: str, **values: Any) -> Manifest:
-    """The job that a run becomes: the template with these job variables over its defaults, as Prefect fills it in."""
+def template_of(overlay: str) -> Manifest:
+    """The base job template as the worker's command fills it in."""
     text = (FOLDER / "base" / "job-template.json").read_text(encoding="utf-8")
     given = literals(FOLDER / "base" / "kustomization.yaml")
     if overlay != "local":
         given |= literals(FOLDER / "overlays" / overlay / "kustomization.yaml")
     for name, value in given.items():
         text = text.replace(f"${name}", value)
-    assert "$" not in text, "the worker's command fills in every variable"
-    template = json.loads(text)
+    assert "$" not in text, "every variable has a value"
+    return dict(json.loads(text))
+
+
+def job_of(overlay: str, **values: Any) -> Manifest:
+    """The job that a run becomes: the template with these job variables over its defaults, as Prefect fills it in."""
+    template = template_of(overlay)
     variables = template["variables"]["properties"]
     assert set(values) <= set(variables), "Prefect ignores a variable that the template does not have"
     defaults = {name: one["default"] for name, one in variables.items() if "default" in one}
@@ -111,11 +121,23 @@ def test_a_run_becomes_a_job_with_the_gpus_that_it_asks_for(overlay: str, gpus: 
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_the_job_is_what_prefects_own_worker_takes() -> None:
-    worker = pytest.importorskip("prefect_kubernetes.worker", reason="needs the extra `kubernetes`")
-    job = job_of("gpu", gpus=1)
-    configuration = worker.KubernetesWorkerJobConfiguration(job_manifest=job, namespace="draftsmith")
-    assert configuration.job_manifest["spec"]["template"]["spec"]["containers"][0]["name"] == "prefect-job"
+@pytest.mark.system
+def test_prefects_own_worker_makes_a_job_that_kubernetes_takes() -> None:
+    worker = importlib.import_module("prefect_kubernetes.worker")  # of the extra `kubernetes`
+    values = {"gpus": 1, "env": {"DRAFTSMITH_HOME": "/var/lib/draftsmith"}, "stream_output": False}
+    nobody = PrefectClient("http://127.0.0.1:9/api")  # is asked nothing
+    made = worker.KubernetesWorkerJobConfiguration.from_template_and_values(template_of("gpu"), values, nobody)
+    configuration = asyncio.run(made)
+    configuration.prepare_for_flow_run(FlowRun(name="bold-otter", flow_id=uuid4()))
+    job = configuration.job_manifest
+    pod = job["spec"]["template"]["spec"]
+    assert [pod.pop(name) for name in OF_PREFECT_ALONE] == [1, 1]
+    assert kubernetes_validate.validate(job, NEWEST, strict=True) == NEWEST
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["DRAFTSMITH_HOME"] == "/var/lib/draftsmith" and "PREFECT__FLOW_RUN_ID" in env
+    assert env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", "an evicted run is scheduled anew"
 
 
 def test_services_find_pods_and_pods_find_what_they_mount() -> None:

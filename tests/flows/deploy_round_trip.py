@@ -45,6 +45,7 @@ def main(file: Path, home: Path) -> dict[str, Any]:
     file.write_text(FIRST)
     prepare(home)
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import PrefectHTTPStatusError
 
     from flows.orchestration.deployments import apply_changes, plan_changes
@@ -93,6 +94,20 @@ def main(file: Path, home: Path) -> dict[str, Any]:
             plan_changes(other, home, packages=("toybox",))
         except UserError as error:
             said["clash"] = str(error)
+        text = (HERE.parents[1] / "deploy" / "kubernetes" / "base" / "job-template.json").read_text()
+        template = json.loads(text.replace("$STORE_VOLUME", "{}"))
+        client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes", base_job_template=template))
+        alone = pipeline("alone", soil=step("toys.plant"))
+        other.write_text(alone.with_keys(runs_on={"pool": "cluster", "gpus": 2}).text)
+        apply_changes(plan_changes(other, home, packages=("toybox",)))
+        placed = client.read_deployment_by_name("alone/alone")
+        said["placed"] = [placed.work_pool_name, placed.job_variables["gpus"]]
+        said["placed again"] = [str(change) for change in plan_changes(other, home, packages=("toybox",))]
+        other.write_text(alone.with_keys(runs_on={"gpus": 2}).text)
+        try:
+            plan_changes(other, home, packages=("toybox",))
+        except UserError as error:
+            said["no gpus"] = str(error)
         said["triggers"] = sorted(a.name for a in client.read_automations())
     return said
 

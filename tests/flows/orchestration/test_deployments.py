@@ -71,6 +71,13 @@ def test_another_file_on_the_same_server_prunes_nothing_of_this_one(said: dict[s
     assert said["beside another file"] == said["settled"]
 
 
+def test_gpus_are_asked_of_a_pool_that_gives_them(said: dict[str, Any]) -> None:
+    assert (said["placed"], said["placed again"]) == (["cluster", 2], [])
+    assert (
+        "pipeline 'alone': work pool 'draftsmith' gives no GPUs to a run: make it of a job template" in said["no gpus"]
+    )
+
+
 def test_the_server_refuses_a_wrong_value_and_an_unknown_name_in_one_line(said: dict[str, Any]) -> None:
     too_large, unknown, no_step = said["refused"]
     assert "field 'num_rows'" in too_large and too_large.endswith("51 is greater than the maximum of 50")

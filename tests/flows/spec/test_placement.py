@@ -28,6 +28,8 @@ MEASURES = (
 def test_what_can_be_said() -> None:
     assert parse_pipeline_placement(None) == parse_step_placement(None) == HERE
     assert parse_pipeline_placement("gpu pool") == RunsOn(pool="gpu pool")
+    assert parse_pipeline_placement({"gpus": 2}) == RunsOn(gpus=2)
+    assert str(parse_pipeline_placement({"pool": "h100", "gpus": 1})) == "pool h100, 1 GPU"
     assert parse_step_placement({"cluster": "dask"}) == RunsOn(cluster="dask", workers=2)
     assert parse_step_placement({"cluster": "ray", "workers": 3}) == RunsOn(cluster="ray", workers=3)
     assert parse_step_placement({"cluster": "ray", "gpus_per_shard": 0.5}).gpus_per_shard == 0.5
@@ -85,6 +87,29 @@ def test_a_pipeline_names_a_pool(
     told = "pipelines.yaml:3: 'runs_on' of a pipeline names a work pool; a cluster goes to a wide step"
     assert err.strip() == f"{told} (docs: scale)"
     assert draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on="gpu-box").text))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "answer"),
+    [
+        ({"gpu": 1}, 4, "runs_on: unknown key 'gpu' (did you mean 'gpus'?)"),
+        ({"gpus": True}, 4, "runs_on: 'gpus' must be 0 to 64, all of one node, not true"),
+        ({"gpus": 65}, 4, "runs_on: 'gpus' must be 0 to 64, all of one node, not 65"),
+        ({"pool": 3}, 4, "runs_on: 'pool' must be the name of a work pool, not 3"),
+        ({}, 3, "'runs_on' must be the name of a work pool, or like {gpus: 1}, not {}"),
+    ],
+)
+def test_wrong_gpus_cost_one_line(
+    said: dict[str, object],
+    line: int,
+    answer: str,
+    pipelines: Callable[[str], Path],
+    draftsmith: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, _, err = draftsmith("check", "-f", pipelines(only("toys.weed").with_keys(runs_on=said).text))
+    assert code == 2
+    (told,) = err.splitlines()
+    assert answer in told, told
 
 
 def test_the_place_is_not_in_the_key_but_in_the_plan(
