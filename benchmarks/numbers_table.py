@@ -624,7 +624,12 @@ def scale_simulation() -> tuple[str, str]:
         f"{one['trainer_tokens_per_s']:,} of a training GPU"
         for name, one in found["targets"].items()
     )
-    assumed, history = found["assumed"], found["history"]
+    assumed, history, asked = found["assumed"], found["history"], record("scale-people", timed=False)
+    people, counts = asked["people"], asked["by_steps"].items()
+    counted = ", ".join(
+        f"a run of {size} steps asks Prefect's server {one['requests']} times and leaves {one['rows']} rows"
+        for size, one in counts
+    )
     by_gpus = {way: [one for one in found["growth"] if one["way"] == way] for way in ("streamed", "stored")}
     gpus = " / ".join(str(one["gpus"]) for one in by_gpus["streamed"])
     hours = {way: " / ".join(f"{one['hours']:.1f}" for one in line) for way, line in by_gpus.items()}
@@ -645,7 +650,12 @@ def scale_simulation() -> tuple[str, str]:
         f"{history['runs']:,} would have {history['gigabytes']:.1f} GB, its slowest "
         f"query would take {history['slowest_query_s']:.0f} s, and the file "
         f"that names its artifacts would have {history['key_file_gb']:.1f} GB; the limit of 0.2 s holds up to "
-        f"{history['runs_within_the_limit']:,} runs.",
+        f"{history['runs_within_the_limit']:,} runs. Counted: {counted}. From them, for a run of "
+        f"{people['steps']} steps {people['requests_a_run']} requests and {people['rows_a_run']} rows; "
+        f"{people['people']:,} people with "
+        f"{people['runs_a_day_each']} runs a day each, a fifth of a day's in its busiest hour, are "
+        f"{people['requests_a_second']} requests a second in it, {people['million_rows_a_day']} million rows a day, "
+        f"and {people['days_to_ten_million_runs']} days to ten million runs.",
         markdown(("target", "conversations", "GPUs", "streamed", "engines + training", "stored", "in the store"), rows),
     )
 

@@ -21,8 +21,8 @@ from uuid import uuid4
 import kubernetes_validate
 import pytest
 import yaml
-from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.templating import apply_values
 from test_compose import COMPOSE, read_by_nobody
 
@@ -125,10 +125,10 @@ def test_a_run_becomes_a_job_with_the_gpus_that_it_asks_for(overlay: str, gpus: 
 def test_prefects_own_worker_makes_a_job_that_kubernetes_takes() -> None:
     worker = importlib.import_module("prefect_kubernetes.worker")  # of the extra `kubernetes`
     values = {"gpus": 1, "env": {"DRAFTSMITH_HOME": "/var/lib/draftsmith"}, "stream_output": False}
-    nobody = PrefectClient("http://127.0.0.1:9/api")  # is asked nothing
-    made = worker.KubernetesWorkerJobConfiguration.from_template_and_values(template_of("gpu"), values, nobody)
-    configuration = asyncio.run(made)
-    configuration.prepare_for_flow_run(FlowRun(name="bold-otter", flow_id=uuid4()))
+    with temporary_settings({PREFECT_API_URL: "http://prefect:4200/api"}):  # as in the worker's pod; is asked nothing
+        made = worker.KubernetesWorkerJobConfiguration.from_template_and_values(template_of("gpu"), values)
+        configuration = asyncio.run(made)
+        configuration.prepare_for_flow_run(FlowRun(name="bold-otter", flow_id=uuid4()))
     job = configuration.job_manifest
     pod = job["spec"]["template"]["spec"]
     assert [pod.pop(name) for name in OF_PREFECT_ALONE] == [1, 1]
@@ -136,7 +136,8 @@ def test_prefects_own_worker_makes_a_job_that_kubernetes_takes() -> None:
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     env = {one["name"]: one.get("value") for one in container["env"]}
-    assert env["DRAFTSMITH_HOME"] == "/var/lib/draftsmith" and "PREFECT__FLOW_RUN_ID" in env
+    assert (env["DRAFTSMITH_HOME"], env["PREFECT_API_URL"]) == ("/var/lib/draftsmith", "http://prefect:4200/api")
+    assert "PREFECT__FLOW_RUN_ID" in env
     assert env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", "an evicted run is scheduled anew"
 
 

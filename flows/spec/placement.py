@@ -54,8 +54,8 @@ class RunsOn:
     def __str__(self) -> str:
         if self.cluster is not None:
             return f"{self.cluster}, {self.address or f'{self.workers} workers here'}"
-        where = f"pool {self.pool}" if self.pool is not None else "here"
-        return f"{where}, {self.gpus} GPU{'' if self.gpus == 1 else 's'}" if self.gpus else where
+        pool = f"pool {self.pool}" if self.pool is not None else "here"
+        return f"{pool}, {self.gpus} GPU{'' if self.gpus == 1 else 's'}" if self.gpus else pool
 
 
 HERE: Final = RunsOn()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the system tests need and is missing: from Debian a browser and PostgreSQL, from pip S3, Dask and Ray.
+# Installs what the system tests need and is missing: from Debian a browser and PostgreSQL, from pip S3, Dask, Ray and Kubernetes.
 # One line says why when it cannot.
 set -euo pipefail
 
@@ -34,8 +34,8 @@ if [ ${#packages[@]} -gt 0 ]; then
   fi
 fi
 
-if ! .venv/bin/python -c "import boto3, moto.server, prefect_dask, prefect_ray, psycopg2, s3fs" 2>/dev/null; then
-  echo "test-system: installing the packages for S3, PostgreSQL, Dask and Ray (once)"
+if ! .venv/bin/python -c "import boto3, moto.server, prefect_dask, prefect_kubernetes, prefect_ray, psycopg2, s3fs" 2>/dev/null; then
+  echo "test-system: installing the packages for S3, PostgreSQL, Dask, Ray and Kubernetes (once)"
   .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[system]" >"$log" 2>&1 ||
     stop "pip could not install them: $(tail -n 1 "$log")"
 fi
