@@ -8,24 +8,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from read_variables import read_by_nobody
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SECRETS = re.findall(r"^(\w+)=", (FOLDER / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
-# Of programs that are not in our environment: the images of PostgreSQL and MinIO, libraries of an extra, the C library.
-OF_OTHERS = {
-    *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD", "MC_HOST_team"),
-    *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "TMPDIR", "DO_NOT_TRACK"),
-}
 
 
 def one_shot(service: dict[str, Any]) -> bool:
@@ -80,32 +74,6 @@ def test_secrets_come_from_the_environment_file_and_are_required() -> None:
             assert "${" in value, f"{name} is written out"
     ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/.env"], cwd=ROOT, check=False).returncode
     assert ignored in (0, 128), "deploy/.env must be ignored by git"
-
-
-def read_by_nobody(names: Iterable[str]) -> list[str]:
-    """Variables that neither we, nor Prefect or MLflow, nor any of OF_OTHERS reads."""
-    from prefect.settings import Settings
-    from prefect.settings.legacy import _get_valid_setting_names
-
-    of_prefect = _get_valid_setting_names(Settings)
-    ours = "".join(
-        path.read_text(encoding="utf-8") for room in ("flows", "storage") for path in (ROOT / room).rglob("*.py")
-    )
-    found = find_spec("mlflow")  # its import takes seconds
-    assert found is not None and found.origin is not None
-    package = Path(found.origin).parent
-    sources = (
-        package / "environment_variables.py",
-        package / "cli" / "__init__.py",
-        package / "telemetry" / "utils.py",
-    )
-    of_mlflow = "".join(path.read_text(encoding="utf-8") for path in sources)
-    known = {
-        "DRAFTSMITH": lambda name: f'"{name}"' in ours,
-        "PREFECT": lambda name: name in of_prefect,
-        "MLFLOW": lambda name: f'"{name}"' in of_mlflow,
-    }
-    return [name for name in names if not known.get(name.split("_")[0], OF_OTHERS.__contains__)(name)]
 
 
 def test_every_variable_is_read_by_somebody() -> None:

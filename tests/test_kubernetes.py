@@ -24,7 +24,7 @@ import yaml
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.templating import apply_values
-from test_compose import COMPOSE, read_by_nobody
+from read_variables import read_by_nobody
 
 from flows.cli import main
 
@@ -166,7 +166,8 @@ def generated(file: Path) -> set[str]:
 
 def test_files_that_are_there_twice_are_equal_to_those_of_compose() -> None:
     assert (FOLDER / "overlays" / "local" / "databases.sql").read_text() == (ROOT / "deploy/databases.sql").read_text()
-    of_compose = {service["image"] for service in COMPOSE["services"].values()}
+    compose = documents(ROOT / "deploy" / "compose.yaml")[0]
+    of_compose = {service["image"] for service in compose["services"].values()}
     assert {container["image"] for pod in PODS for container in pod["containers"]} <= of_compose
 
 
