@@ -43,7 +43,17 @@ MAX_FILE_LINES = 800
 MIN_FILE_LINES = 40
 MAX_FUNCTION_LINES = 90
 MAX_FILES = 20
-EXTRAS = {"prefect_dask", "prefect_ray", "phonenumbers", "detect_secrets", "asyncpg", "psycopg2", "boto3", "s3fs"}
+EXTRAS = {
+    "prefect_dask",
+    "prefect_ray",
+    "ray",
+    "phonenumbers",
+    "detect_secrets",
+    "asyncpg",
+    "psycopg2",
+    "boto3",
+    "s3fs",
+}
 """Packages that need not be installed: imported where they are used."""
 LATE: dict[str, str] = {
     "components/data/sources/tables.py": "`datasets` takes seconds to load, and few sources are data sets of a hub",
