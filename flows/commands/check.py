@@ -45,11 +45,21 @@ def plan(
     force: Force = [],  # noqa: B006
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a drawing in Mermaid.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    on: Annotated[
+        str, typer.Option("--on", help="What the run would take on such a machine: h100x8, here, ... (machines.yaml).")
+    ] = "",
+    price: Annotated[
+        float | None, typer.Option(min=0, help="With --on: of an hour of the whole machine; the cost is told.")
+    ] = None,
     device: Device = "auto",
     seed: Seed = 0,
     file: File = DEFAULT_FILE,
-) -> None:
-    """What would run, what is reused, and why. Changes nothing."""
+) -> int:
+    """What would run, what is reused, and why; with --on, what it would take. Changes nothing."""
+    if on:
+        from flows.commands.plan_on import print_on
+
+        return print_on(pipeline, param, on, price, file, Invocation.packages, out, as_json=as_json)
     options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages)
     planned, _ = plan_run(pipeline, param, options)
     if as_json:
@@ -58,6 +68,7 @@ def plan(
         echo(planned.mermaid())
     else:
         print_plan(planned, out)
+    return 0
 
 
 def print_plan(plan: Plan, console: Console) -> None:
