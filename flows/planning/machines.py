@@ -169,8 +169,9 @@ def _parsed(name: str, entry: object, lines: Lines, problems: Problems) -> Machi
             place = fault["loc"]
             word = ".".join(map(str, place)) or name
             if fault["type"] == "extra_forbidden":
-                around: type[BaseModel] = {"tflops": Tflops, "host": Host}.get(str(place[0]), MachineEntry)
-                what = f"unknown word '{place[-1]}'{did_you_mean(place[-1], around.model_fields, most_named=20)}"
+                inner: dict[str, type[_Entry]] = {"tflops": Tflops, "host": Host}
+                known = inner.get(str(place[0]), MachineEntry).model_fields
+                what = f"unknown word '{place[-1]}'{did_you_mean(place[-1], known, most_named=20)}"
             elif fault["type"] == "missing":
                 what = f"'{word}' is missing"
             else:

@@ -139,6 +139,14 @@ class Workload:
             return Work("data", seconds=rows / ROWS_PER_SECOND[stage.address])
         return Work("other")
 
+    def name_also(self, name: str, other: str) -> None:
+        """Let what is known of one step be known by another name too."""
+        tables: tuple[dict[str, Any], ...]
+        tables = (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps, self.drafts)
+        for table in tables:
+            if name in table:
+                table[other] = table[name]
+
     def _input(self, stage: Stage, slot: str) -> str:
         return next(iter(stage.inputs.get(slot, ())), "")
 

@@ -33,11 +33,12 @@ MOST_NUMBERS = 1 << 16
 def hollow_tensors() -> Iterator[None]:
     """While it lasts, tensors that are made have no contents."""
     fake = FakeTensorMode()
-    fake.fake_tensor_converter.meta_converter.tensor_memo = {}
+    memo: Any = {}
+    fake.fake_tensor_converter.meta_converter.tensor_memo = memo
     gc.collect()
     gc.freeze()  # so that what is left to collect is what FakeTensorMode leaves behind
     try:
-        with fake, _KnownValues(fake):
+        with fake, _KnownValues(fake, memo):
             yield
     finally:
         gc.unfreeze()
@@ -47,10 +48,10 @@ def hollow_tensors() -> Iterator[None]:
 class _KnownValues(TorchDispatchMode):
     """Computes small values that follow from known ones; each is an attribute of its hollow tensor."""
 
-    def __init__(self, fake: FakeTensorMode) -> None:
+    def __init__(self, fake: FakeTensorMode, memo: dict[Any, Any]) -> None:
+        """memo: what the mode remembers of tensors that it has converted."""
         super().__init__()
-        self._fake = fake
-        self._memo = fake.fake_tensor_converter.meta_converter.tensor_memo
+        self._fake, self._memo = fake, memo
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
