@@ -99,7 +99,7 @@ def _print(
         for note in step.notes:
             echo(f"{step.name}: {note}")
         if step.kind == "training" and machine.count > step.devices:
-            echo(f"{step.name}: {machine.count - step.devices} GPUs are idle: set processes: {machine.count}")
+            echo(f"{step.name}: uses {step.devices} of {machine.count} GPUs: set processes: {machine.count}")
     for words in estimate.assumed:
         echo(f"rests on: {words}")
     for source in device.sources:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, bytes_per_token, precision_of, training_ahead
@@ -19,6 +19,7 @@ from components.targets.shape import taps_of
 from components.targets.size import TargetSize, size_of_model
 from components.targets.source import local_folder
 
+Known = TypeVar("Known")
 Kind = Literal["other", "data", "reading", "serving", "decoding", "passes", "training", "budget"]
 Dtype = Literal["float32", "bfloat16"]
 ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
@@ -141,11 +142,13 @@ class Workload:
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        tables: tuple[dict[str, Any], ...]
-        tables = (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps, self.drafts)
-        for table in tables:
-            if name in table:
-                table[other] = table[name]
+        _also(self.targets, name, other)
+        _also(self.dtypes, name, other)
+        _also(self.rows, name, other)
+        _also(self.live, name, other)
+        _also(self.stored, name, other)
+        _also(self.taps, name, other)
+        _also(self.drafts, name, other)
 
     def _input(self, stage: Stage, slot: str) -> str:
         return next(iter(stage.inputs.get(slot, ())), "")
@@ -222,8 +225,13 @@ class Workload:
         size, rows = self._target(stage), self._answered(stage)
         if size is None:
             return _unknown_target()
-        work = self._decoding(size, "bfloat16", rows, rows.answered, stage.settings["concurrency"])
-        needed = max(1, math.ceil(2 * size.num_params / (SERVED_SHARE * self.memory))) if self.on_gpu else 1
+        weights, together = 2 * size.num_params, stage.settings["concurrency"]
+        needed = max(1, math.ceil(weights / (SERVED_SHARE * self.memory))) if self.on_gpu else 1
+        room = max(0.0, SERVED_SHARE * self.memory * needed - weights)  # what has no room in the cache waits
+        together = max(
+            1, min(together, int(room / (size.kv_bytes * max(1.0, rows.longest_prompt + rows.answer_tokens))))
+        )
+        work = self._decoding(size, "bfloat16", rows, rows.answered, together)
         sent = round(rows.tokens * SENT_BYTES_PER_TOKEN)
         notes = (f"its server is taken to run here, on {needed} GPU{'s' * (needed > 1)}",) if self.on_gpu else ()
         memory = {f"server's {name}": part // needed for name, part in work.memory.items()}
@@ -292,6 +300,9 @@ class Workload:
         }
         target_bytes = (size.num_params if self.live.get(features) else size.num_kept) * ITEMSIZE[dtype]
         memory = {"target": target_bytes, **parts}
+        notes = [f"{ahead.num_parameters / 1e6:,.0f} M parameters"]
+        if self.live.get(features) and sum(memory.values()) > self.memory:
+            notes.append("with data.record_features it would hold of its target the embedding, norm and head alone")
         if self.live.get(features):
             tokens = steps * ahead.tokens_of_step
             flops += size.flops(tokens, rows.length / 2, 0)
@@ -309,7 +320,7 @@ class Workload:
             mapped=0 if self.on_gpu else self.stored.get(features, 0),
             disk=5 * ahead.weight_bytes,  # the checkpoint with its moments, the best weights and the drafter
             devices=devices,
-            notes=(f"{ahead.num_parameters / 1e6:,.0f} M parameters",),
+            notes=tuple(notes),
         )
 
     def _measure_acceptance(self, stage: Stage) -> Work:
@@ -436,6 +447,11 @@ HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
     "targets.load_target": Workload._load_target,
 }
 """Address of a step -> how its work is worked out; of others the time alone is told, as it was or is assumed."""
+
+
+def _also(table: dict[str, Known], name: str, other: str) -> None:
+    if name in table:
+        table[other] = table[name]
 
 
 def _unknown_target() -> Work:
