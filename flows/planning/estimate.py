@@ -19,7 +19,7 @@ from components.contract import Artifact, UserError
 from components.outside_json import JsonObject
 from flows.planning.machines import PlannedMachine
 from flows.planning.wiring import Wiring
-from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes
+from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes, source_of
 from storage.artifacts.records import ArtifactRecord
 from storage.artifacts.store import DamagedRecord, Store
 
@@ -248,18 +248,21 @@ class Estimator:
         return Workload(on_gpu=machine.is_gpu, memory=machine.memory, lengths=lengths, config_of=self.config_of)
 
     def _lengths(self, pipeline: str) -> dict[str, Lengths]:
-        """Mean lengths of what steps of this pipeline made before, by name; under "" those of the newest answers."""
+        """Mean lengths of what was answered here: by the name of a step of this pipeline, or by `source_of` prompts."""
         lengths: dict[str, Lengths] = {}
         for content in self._records.values():
             record, info = content["record"], content["info"]
-            if record.get("pipeline") != pipeline or "num_answer_tokens" not in info or "num_rows" not in info:
-                continue
-            rows, most = sum(info["num_rows"].values()), record["settings"].get("max_new_tokens")
+            rows = sum(info["num_rows"].values()) if "num_answer_tokens" in info and "num_rows" in info else 0
             if not rows:
                 continue
+            most = record["settings"].get("max_new_tokens")
             answer, length = info["num_answer_tokens"] / rows, info["num_tokens"] / rows
-            share = answer / most if most else 1.0
-            lengths[str(record["step"])] = lengths[""] = Lengths(length - answer, share, length, known=True)
+            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, known=True)
+            prompts = self._records.get(str(record["inputs"].get("prompts")))
+            if prompts is not None and (source := source_of(prompts["record"]["settings"])):
+                lengths[source] = of_rows
+            if record.get("pipeline") == pipeline:
+                lengths[str(record["step"])] = of_rows
         return lengths
 
     def _assumed(self, workload: Workload, steps: Sequence[StepEstimate]) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ class Workload:
     def __init__(
         self, *, on_gpu: bool, memory: int, lengths: Mapping[str, Lengths], config_of: Callable[[str], str]
     ) -> None:
-        """memory: bytes of a device. lengths: by the name of a step, or "" for all others, where they were measured.
+        """memory: bytes of a device. lengths: by the name of a step, or by `source_of` its prompts, where measured.
 
         config_of: a model's name -> what `size_of_model` finds its configuration by.
         """
@@ -125,6 +125,7 @@ class Workload:
         self.live: dict[str, bool] = {}  # features: whether training computes them
         self.stored: dict[str, int] = {}  # features: bytes of hidden states
         self.taps: dict[str, tuple[int, ...]] = {}
+        self.sources: dict[str, str] = {}  # prompts: what they were collected from
         self.drafts: dict[str, TrainingAhead | None] = {}
         self.assumed: dict[str, None] = {}  # in words, in the order in which they were needed
 
@@ -182,14 +183,15 @@ class Workload:
         return Work("reading", seconds=stored / HASHED_PER_SECOND, disk=far, network=far, notes=notes)
 
     def _collect_prompts(self, stage: Stage) -> Work:
+        self.sources[stage.name] = source_of(stage.settings)
         counts = {**stage.settings, **stage.info}
         rows = Rows(*(counts[f"num_{split}"] for split in ("train", "validation", "test")))
-        self.rows[stage.name] = self._with_prompts(rows, Lengths(), stage.name)
+        self.rows[stage.name] = self._with_prompts(rows, stage)
         return Work("other", disk=round(1000 * (rows.answered + rows.test)))
 
     def _collect_workloads(self, stage: Stage) -> Work:
         num_test = stage.info.get("num_test") or stage.settings["num_prompts"] * len(stage.settings["sources"])
-        self.rows[stage.name] = self._with_prompts(Rows(test=num_test), Lengths(), stage.name)
+        self.rows[stage.name] = self._with_prompts(Rows(test=num_test), stage)
         return Work("other", notes=() if stage.info else ("counted as one workload for each source",))
 
     def _collect_chats(self, stage: Stage) -> Work:
@@ -200,7 +202,7 @@ class Workload:
         return Work("data", seconds=most / ROWS_PER_SECOND[stage.address], notes=() if stage.info else notes)
 
     def _mix_chats(self, stage: Stage) -> Work:
-        lengths, settings = self._lengths_of(stage.name), stage.settings
+        lengths, settings = self._lengths_of(stage), stage.settings
         chats = self._input_rows(stage, "chats").train
         limit = settings["limit"]
         if limit is not None:
@@ -210,7 +212,7 @@ class Workload:
                 self._assume(f"a conversation has {lengths.conversation_tokens:,.0f} tokens", lengths.known)
         rows = Rows(chats, settings["num_validation"], settings["num_test"])
         rows = replace(rows, **{name: stage.info[f"num_{name}"] for name in ("train",) if f"num_{name}" in stage.info})
-        self.rows[stage.name] = self._with_prompts(rows, lengths, stage.name)
+        self.rows[stage.name] = self._with_prompts(rows, stage)
         return Work("data", seconds=chats / ROWS_PER_SECOND[stage.address], disk=round(4 * (limit or 0)))
 
     def _write_answers(self, stage: Stage) -> Work:
@@ -329,7 +331,7 @@ class Workload:
             return _unknown_target()
         settings, dtype = stage.settings, stage.settings["dtype"]
         given = self._input_rows(stage, "prompts")
-        rows = replace(given, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage.name).answer_share)
+        rows = replace(given, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share)
         work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
         ahead = self.drafts.get(self._input(stage, "draft"))
         if ahead is not None:
@@ -355,7 +357,7 @@ class Workload:
 
     def _answered(self, stage: Stage) -> Rows:
         """The rows after a step that answers its prompts; it notes them."""
-        lengths, given = self._lengths_of(stage.name), self._input_rows(stage, "prompts")
+        lengths, given = self._lengths_of(stage), self._input_rows(stage, "prompts")
         most = stage.settings.get("max_new_tokens") or stage.settings.get("max_tokens", 0)
         rows = replace(given, answer_tokens=lengths.answer_share * most)
         if stage.info:
@@ -420,11 +422,12 @@ class Workload:
             },
         )
 
-    def _with_prompts(self, rows: Rows, lengths: Lengths, name: str) -> Rows:
-        return replace(rows, prompt_tokens=self._lengths_of(name, lengths).prompt_tokens)
+    def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
+        return replace(rows, prompt_tokens=self._lengths_of(stage).prompt_tokens)
 
-    def _lengths_of(self, name: str, otherwise: Lengths = Lengths()) -> Lengths:
-        return self.lengths.get(name) or self.lengths.get("", otherwise)
+    def _lengths_of(self, stage: Stage) -> Lengths:
+        source = self.sources.get(stage.name) or self.sources.get(self._input(stage, "prompts"), "")
+        return self.lengths.get(stage.name) or self.lengths.get(source) or Lengths()
 
     def _assume(self, what: str, known: bool) -> None:
         self.assumed[f"{what}{', as measured here' if known else ' (assumed)'}"] = None
@@ -447,6 +450,11 @@ HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
     "targets.load_target": Workload._load_target,
 }
 """Address of a step -> how its work is worked out; of others the time alone is told, as it was or is assumed."""
+
+
+def source_of(settings: JsonObject) -> str:
+    """What tells the prompts of a step from others, by its settings; "" for one that collects none."""
+    return f"from {settings['source']}" if "source" in settings else ""
 
 
 def _also(table: dict[str, Known], name: str, other: str) -> None:
