@@ -59,7 +59,7 @@ class Measured:
     seconds: float
     peak_bytes: int
     raw: float
-    held: int  # bytes that the arithmetic counts
+    counted: int  # bytes of memory, by the arithmetic
     kind: Kind
 
 
@@ -139,7 +139,7 @@ class Estimator:
         seconds, by = self._seconds(work, past)
         program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
         if past and not self.machine.is_gpu:
-            program = max(0, round(statistics.median(each.peak_bytes - each.held for each in past)))
+            program = max(0, round(statistics.median(each.peak_bytes - each.counted for each in past)))
         return StepEstimate(
             name=stage.name,
             kind=work.kind,
@@ -192,7 +192,7 @@ class Estimator:
     @cached_property
     def measured(self) -> list[Measured]:
         """The steps of this home that were done on such a machine, newest first; the newest few of each case."""
-        found: list[Measured] = []
+        steps: list[Measured] = []
         counts: dict[tuple[str, str], int] = {}
         for key in reversed(list(self._records)):
             record = self._records[key]["record"]
@@ -207,9 +207,9 @@ class Estimator:
                 continue  # of a target whose files are gone
             counts[case] = counts.get(case, 0) + 1
             peak = round(record.get("peak_rss_mib", 0.0) * 2**20)
-            held, raw = sum(work.memory.values()) + work.mapped, self.raw_seconds(work)
-            found.append(Measured(stage, record["pipeline"], record["seconds"], peak, raw, held, work.kind))
-        return found
+            counted, raw = sum(work.memory.values()) + work.mapped, self.raw_seconds(work)
+            steps.append(Measured(stage, record["pipeline"], record["seconds"], peak, raw, counted, work.kind))
+        return steps
 
     def _like(self, stage: Stage) -> list[Measured]:
         case = _case(stage.address, stage.settings)
@@ -257,7 +257,7 @@ class Estimator:
                 continue
             most = record["settings"].get("max_new_tokens")
             answer, length = info["num_answer_tokens"] / rows, info["num_tokens"] / rows
-            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, known=True)
+            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, measured=True)
             prompts = self._records.get(str(record["inputs"].get("prompts")))
             if prompts is not None and (source := source_of(prompts["record"]["settings"])):
                 lengths[source] = of_rows

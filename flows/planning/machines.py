@@ -115,34 +115,33 @@ class PlannedMachine:
         return bool(self.device.seen_as) and self.device.seen_as.lower() in named.lower()
 
 
-def find_machine(asked: str, beside: Path) -> PlannedMachine:
+def find_machine(name: str, beside: Path) -> PlannedMachine:
     """The machine of a name like h100x8. beside: the pipelines file, whose folder may have a machines.yaml.
 
     Raises:
         UserError: there is none of that name; a line for each fault of the user's file.
     """
     entries, lines = _entries_of(KNOWN)
-    assert lines is not None
-    own = beside.resolve().parent / KNOWN.name
-    own_lines: Lines | None = None
-    if own.is_file():
-        changed, own_lines = _entries_of(own)
-        for name, entry in changed.items():
-            entries[name] = {**entries.get(name, {}), **entry} if isinstance(entry, dict) else entry
-    problems = Problems(str(own) if own.is_file() else KNOWN.name)
-    machines = {name: _parsed(name, entry, own_lines or lines, problems) for name, entry in entries.items()}
+    users = beside.resolve().parent / KNOWN.name
+    users_lines: Lines | None = None
+    if users.is_file():
+        changed, users_lines = _entries_of(users)
+        for changes, entry in changed.items():
+            entries[changes] = {**entries.get(changes, {}), **entry} if isinstance(entry, dict) else entry
+    problems = Problems(str(users) if users.is_file() else KNOWN.name)
+    machines = {each: _parsed(each, entry, users_lines or lines, problems) for each, entry in entries.items()}
     problems.stop()
-    if asked == HERE:
+    if name == HERE:
         return PlannedMachine(HERE, _this_machine(beside))
-    match = _COUNTED.fullmatch(asked)
-    name, count = (match["name"], int(match["count"] or 1)) if match and asked not in machines else (asked, 1)
-    machine = machines.get(name)
+    match = _COUNTED.fullmatch(name)
+    kind, count = (match["name"], int(match["count"] or 1)) if match and name not in machines else (name, 1)
+    machine = machines.get(kind)
     if machine is None:
-        known = did_you_mean(name, [*machines, HERE], most_named=0) or f" (known: {', '.join([*machines, HERE])})"
-        raise UserError(f"--on {asked}: no such machine{known}; a machines.yaml beside {beside.name} adds one")
+        names = did_you_mean(kind, [*machines, HERE], most_named=0) or f" (known: {', '.join([*machines, HERE])})"
+        raise UserError(f"--on {name}: no such machine{names}; a machines.yaml beside {beside.name} adds one")
     if count > MOST_GPUS or (count > 1 and machine.kind == "cpu"):
-        raise UserError(f"--on {asked}: {name} can be {'one' if machine.kind == 'cpu' else f'up to {MOST_GPUS}'}")
-    return PlannedMachine(asked, machine, count)
+        raise UserError(f"--on {name}: {kind} can be {'one' if machine.kind == 'cpu' else f'up to {MOST_GPUS}'}")
+    return PlannedMachine(name, machine, count)
 
 
 def _entries_of(file: Path) -> tuple[JsonObject, Lines]:
@@ -170,8 +169,8 @@ def _parsed(name: str, entry: object, lines: Lines, problems: Problems) -> Machi
             word = ".".join(map(str, place)) or name
             if fault["type"] == "extra_forbidden":
                 inner: dict[str, type[_Entry]] = {"tflops": Tflops, "host": Host}
-                known = inner.get(str(place[0]), MachineEntry).model_fields
-                what = f"unknown word '{place[-1]}'{did_you_mean(place[-1], known, most_named=20)}"
+                words = inner.get(str(place[0]), MachineEntry).model_fields
+                what = f"unknown word '{place[-1]}'{did_you_mean(place[-1], words, most_named=20)}"
             elif fault["type"] == "missing":
                 what = f"'{word}' is missing"
             else:

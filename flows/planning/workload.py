@@ -46,13 +46,13 @@ WORKING_WIDTHS = 4
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean tokens of the rows that nothing is known about yet. known: whether they were measured."""
+    """Mean tokens of the rows that nothing is known about yet. measured: here, and not assumed."""
 
     prompt_tokens: float = 256
     answer_share: float = 1.0
     """Of max_new_tokens."""
     conversation_tokens: float = 1000
-    known: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ class Workload:
     def _load_target(self, stage: Stage) -> Work:
         model = str(stage.settings["model"])
         size = self.targets[stage.name] = cached_size(self.config_of(model))
-        asked = stage.settings["dtype"]
-        dtype: Dtype = ("bfloat16" if self.on_gpu else "float32") if asked == "auto" else asked
+        setting = stage.settings["dtype"]
+        dtype: Dtype = ("bfloat16" if self.on_gpu else "float32") if setting == "auto" else setting
         self.dtypes[stage.name] = dtype
         stored = 2 * size.num_params
         far = 0 if local_folder(model) is not None else stored
@@ -206,10 +206,10 @@ class Workload:
         chats = self._input_rows(stage, "chats").train
         limit = settings["limit"]
         if limit is not None:
-            wanted = limit / lengths.conversation_tokens if settings["by"] == "tokens" else limit
-            chats = min(chats, wanted) if chats else wanted
+            most = limit / lengths.conversation_tokens if settings["by"] == "tokens" else limit
+            chats = min(chats, most) if chats else most
             if settings["by"] == "tokens":
-                self._assume(f"a conversation has {lengths.conversation_tokens:,.0f} tokens", lengths.known)
+                self._assume(f"a conversation has {lengths.conversation_tokens:,.0f} tokens", lengths.measured)
         rows = Rows(chats, settings["num_validation"], settings["num_test"])
         rows = replace(rows, **{name: stage.info[f"num_{name}"] for name in ("train",) if f"num_{name}" in stage.info})
         self.rows[stage.name] = self._with_prompts(rows, stage)
@@ -330,8 +330,8 @@ class Workload:
         if size is None:
             return _unknown_target()
         settings, dtype = stage.settings, stage.settings["dtype"]
-        given = self._input_rows(stage, "prompts")
-        rows = replace(given, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share)
+        prompts = self._input_rows(stage, "prompts")
+        rows = replace(prompts, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share)
         work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
         ahead = self.drafts.get(self._input(stage, "draft"))
         if ahead is not None:
@@ -357,20 +357,20 @@ class Workload:
 
     def _answered(self, stage: Stage) -> Rows:
         """The rows after a step that answers its prompts; it notes them."""
-        lengths, given = self._lengths_of(stage), self._input_rows(stage, "prompts")
+        lengths, prompts = self._lengths_of(stage), self._input_rows(stage, "prompts")
         most = stage.settings.get("max_new_tokens") or stage.settings.get("max_tokens", 0)
-        rows = replace(given, answer_tokens=lengths.answer_share * most)
+        rows = replace(prompts, answer_tokens=lengths.answer_share * most)
         if stage.info:
             counts = stage.info["num_rows"]
             answered = sum(counts.values())
             answer = stage.info["num_answer_tokens"] / answered
             prompt = stage.info["num_tokens"] / answered - answer
-            known: JsonObject = {"prompt_tokens": prompt, "answer_tokens": answer}
-            rows = replace(rows, train=counts.get("train", 0), validation=counts.get("validation", 0), **known)
+            means: JsonObject = {"prompt_tokens": prompt, "answer_tokens": answer}
+            rows = replace(rows, train=counts.get("train", 0), validation=counts.get("validation", 0), **means)
         else:
-            self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.known)
+            self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.measured)
             rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
-            self._assume(f"prompts have {lengths.prompt_tokens:,.0f} tokens", lengths.known)
+            self._assume(f"prompts have {lengths.prompt_tokens:,.0f} tokens", lengths.measured)
         longest = min(stage.settings.get("max_prompt_tokens", math.inf), ONCE_AGAIN * rows.prompt_tokens)
         self.rows[stage.name] = replace(rows, longest_prompt=longest)
         return self.rows[stage.name]
@@ -386,29 +386,29 @@ class Workload:
         self.taps[stage.name] = tuple(taps) if taps else taps_of(size.shape.num_layers)
         dtype, at_once = self.dtypes[self._input(stage, "target")], stage.settings["tokens_per_pass"]
         width = size.shape.hidden_size * (len(self.taps[stage.name]) + 1)
-        item = ITEMSIZE[dtype]
+        itemsize = ITEMSIZE[dtype]
         return Work(
             "passes",
             flops=size.flops(rows.tokens, rows.length / 2, 0),
             dtype=dtype,
-            moved=rows.tokens / at_once * size.num_read(at_once) * item,
+            moved=rows.tokens / at_once * size.num_read(at_once) * itemsize,
             memory={
-                "target": size.num_params * item,
-                "states": at_once * width * item,
+                "target": size.num_params * itemsize,
+                "states": at_once * width * itemsize,
                 "activations": at_once
                 * WORKING_WIDTHS
                 * max(size.shape.intermediate_size, size.shape.hidden_size)
-                * item,
+                * itemsize,
             },
         )
 
     def _decoding(self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int) -> Work:
         """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far."""
-        item, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
+        itemsize, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
         together = max(1.0, min(batch, answered))
-        kv, context = size.kv_bytes * item / 2, rows.prompt_tokens + rows.answer_tokens / 2
+        kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
-        moved = tokens / together * (size.num_read(together) + size.num_in_head) * item + tokens * context * kv
+        moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
         longest = max(rows.longest_prompt, rows.prompt_tokens) + rows.answer_tokens
         return Work(
             "decoding",
@@ -416,7 +416,7 @@ class Workload:
             dtype=dtype,
             moved=moved,
             memory={
-                "target": size.num_params * item,
+                "target": size.num_params * itemsize,
                 "cache": round(together * longest * kv),
                 "logits": round(together * size.shape.vocab_size * 4),
             },
@@ -429,8 +429,8 @@ class Workload:
         source = self.sources.get(stage.name) or self.sources.get(self._input(stage, "prompts"), "")
         return self.lengths.get(stage.name) or self.lengths.get(source) or Lengths()
 
-    def _assume(self, what: str, known: bool) -> None:
-        self.assumed[f"{what}{', as measured here' if known else ' (assumed)'}"] = None
+    def _assume(self, what: str, measured: bool) -> None:
+        self.assumed[f"{what}{', as measured here' if measured else ' (assumed)'}"] = None
 
 
 HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
