@@ -25,7 +25,7 @@ from flows.spec.yaml_source import Lines, read_yaml
 
 KNOWN = Path(__file__).with_name("machines.yaml")
 HERE = "here"
-PAGE = "scale"
+PAGE = "my-model"
 """Of docs/, which explains the file."""
 ASSUMED_TFLOPS_PER_CORE = 0.1
 """float32 of a core of `here`: 3 GHz, two fused products and sums of 8 numbers a cycle."""
