@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from components.contract import UserError
 from flows.commands.terminal import (
     DEFAULT_FILE,
     Device,
@@ -56,7 +57,11 @@ def plan(
     file: File = DEFAULT_FILE,
 ) -> int:
     """What would run, what is reused, and why; with --on, what it would take. Changes nothing."""
-    if on:
+    if on or price is not None:
+        others = {"--from": from_step, "--to": to_step, "--force": force, "--mermaid": mermaid}
+        others |= {"--device": device != "auto", "--price": not on}
+        if words := [option for option, value in others.items() if value]:
+            raise UserError(f"plan: {words[0]} does not go with --on" if on else "plan: --price goes with --on MACHINE")
         from flows.commands.plan_on import print_on
 
         return print_on(pipeline, param, on, price, file, Invocation.packages, out, as_json=as_json)

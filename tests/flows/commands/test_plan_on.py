@@ -93,6 +93,14 @@ def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home
     assert any("decoding reaches 30% of the roofline (a default, not measured)" in words for words in said["assumed"])
 
 
+def test_options_of_another_plan_are_refused(draftsmith: Cli, home: Path, file: Path) -> None:
+    assert draftsmith("plan", "garden", "-f", file, "--price", "3")[2].startswith(
+        "plan: --price goes with --on MACHINE"
+    )
+    told = draftsmith("plan", "garden", "-f", file, "--on", "h100", "--to", "page")[2]
+    assert told.startswith("plan: --to does not go with --on")
+
+
 def _commit(
     home: Path,
     key: str,
