@@ -5,7 +5,7 @@ A step takes START_SECONDS, the time that its settings give it, and
     max(operations / peak, bytes / bandwidth) / efficiency + bytes between GPUs / link.
 
 Efficiencies are those of steps that were measured on such a machine, wherever this home has any: the same step with the
-same method, else the same kind of work. Else they are the defaults below, which nobody has measured.
+same method, else with others. Else they are the defaults below.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from components.contract import Artifact, UserError
-from components.outside_json import JsonObject
 from flows.planning.machines import PlannedMachine
 from flows.planning.wiring import Wiring
 from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes, source_of
+from flows.spec.placement import HERE
 from storage.artifacts.records import ArtifactRecord
 from storage.artifacts.store import DamagedRecord, Store
 
@@ -47,20 +46,17 @@ SPARE = 0.05
 MAPPED = "mapped features"
 """The part of a step's memory that it gives back where others need it."""
 MOST_PER_CASE = 4
-"""Steps of one case that calibrate it, the newest."""
+"""Steps that calibrate another, the newest."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """A step that was done on such a machine. raw: the seconds of its roofline at efficiency 1."""
 
-    stage: Stage
-    pipeline: str
     seconds: float
     peak_bytes: int
     raw: float
     counted: int  # bytes of memory, by the arithmetic
-    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -117,6 +113,13 @@ class Estimator:
                 self._records[key] = store.record_of(key)
             except DamagedRecord:
                 continue  # `doctor` says so; a plan does without
+        self._works: dict[str, Work | None] = {}
+        self._timed: dict[str, list[str]] = {}  # address -> steps that were timed on such a machine, newest first
+        for key in reversed(self._records):
+            record = self._records[key]["record"]
+            alone = record.get("runs_on", str(HERE)) == str(HERE)
+            if alone and machine.is_like(record.get("machine", {})) and record.get("seconds"):
+                self._timed.setdefault(str(record["uses"]), []).append(key)
 
     def run(self, wiring: Wiring, pipeline: str, sources: Mapping[str, Artifact]) -> RunEstimate:
         """Estimate the steps of a pipeline. sources: its outside inputs, by the name of each."""
@@ -136,7 +139,7 @@ class Estimator:
     def step(self, stage: Stage, work: Work) -> StepEstimate:
         """One step by its work."""
         past = self._like(stage)
-        seconds, by = self._seconds(work, past)
+        seconds, by = self._seconds(work, past, self._like(stage, any_method=True) if not past else [])
         program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
         if past and not self.machine.is_gpu:
             program = max(0, round(statistics.median(each.peak_bytes - each.counted for each in past)))
@@ -160,8 +163,8 @@ class Estimator:
         link = (self.machine.device.link_gb_s or 0) * 1e9
         return work.seconds + roofline + (work.linked / link if link else 0.0)
 
-    def _seconds(self, work: Work, past: Sequence[Measured]) -> tuple[float, str]:
-        """The seconds of a step, and where they are from."""
+    def _seconds(self, work: Work, past: Sequence[Measured], alike: Sequence[Measured]) -> tuple[float, str]:
+        """The seconds of a step, and where they are from. alike: the same step with other methods."""
         raw = self.raw_seconds(work)
         if past and (work.kind == "other" or not raw):
             return statistics.median(each.seconds for each in past), "as measured"
@@ -170,9 +173,8 @@ class Estimator:
             return START_SECONDS + raw * slowness, "measured efficiency"
         if work.kind in EFFICIENCY:
             timed, efficiency = work.seconds, EFFICIENCY[work.kind][not self.machine.is_gpu]
-            if like := [each for each in self.measured if each.kind == work.kind and each.raw]:
-                efficiency = statistics.median(each.raw / max(each.seconds - START_SECONDS, 0.1) for each in like)
-                return START_SECONDS + timed + (raw - timed) / efficiency, "efficiency of like steps"
+            if rates := [each.raw / max(each.seconds - START_SECONDS, 0.1) for each in alike if each.raw]:
+                return START_SECONDS + raw / statistics.median(rates), "efficiency of other methods"
             return START_SECONDS + timed + (raw - timed) / efficiency, "default efficiency"
         if work.kind == "other":
             return OTHER_SECONDS, "assumed"
@@ -189,38 +191,37 @@ class Estimator:
         if work.devices > self.machine.count:
             yield f"needs {work.devices} GPUs, and {self.machine.name} has {self.machine.count}"
 
-    @cached_property
-    def measured(self) -> list[Measured]:
-        """The steps of this home that were done on such a machine, newest first; the newest few of each case."""
+    def _like(self, stage: Stage, *, any_method: bool = False) -> list[Measured]:
+        """What this home knows of such a step on such a machine, the newest few; any_method: of other methods too."""
         steps: list[Measured] = []
-        counts: dict[tuple[str, str], int] = {}
-        for key in reversed(list(self._records)):
-            record = self._records[key]["record"]
-            if not self.machine.is_like(record.get("machine", {})) or not record.get("seconds"):
-                continue
-            case = _case(str(record["uses"]), record["settings"])
-            if counts.get(case, 0) >= MOST_PER_CASE:
-                continue
-            try:
-                stage, work = self._done(key)
-            except UserError:
-                continue  # of a target whose files are gone
-            counts[case] = counts.get(case, 0) + 1
-            peak = round(record.get("peak_rss_mib", 0.0) * 2**20)
-            counted, raw = sum(work.memory.values()) + work.mapped, self.raw_seconds(work)
-            steps.append(Measured(stage, record["pipeline"], record["seconds"], peak, raw, counted, work.kind))
+        method = stage.settings.get("method")
+        for key in self._timed.get(stage.address, ()):
+            if len(steps) == MOST_PER_CASE:
+                break
+            if any_method or self._records[key]["record"]["settings"].get("method") == method:
+                steps += self._measured(key)
         return steps
 
-    def _like(self, stage: Stage) -> list[Measured]:
-        case = _case(stage.address, stage.settings)
-        return [each for each in self.measured if _case(each.stage.address, each.stage.settings) == case]
+    def _measured(self, key: str) -> list[Measured]:
+        """A step that was done; none where its work cannot be worked out."""
+        record = self._records[key]["record"]
+        if key not in self._works:
+            try:
+                self._works[key] = self._done(key)
+            except (UserError, KeyError):  # its target's files are gone, or its settings are of an older version
+                self._works[key] = None
+        work = self._works[key]
+        if work is None:
+            return []
+        peak = round(record.get("peak_rss_mib", 0.0) * 2**20)
+        counted = sum(work.memory.values()) + work.mapped
+        return [Measured(record["seconds"], peak, self.raw_seconds(work), counted)]
 
-    def _done(self, key: str) -> tuple[Stage, Work]:
-        """A step that was done, and its work, by the counts of its artifact and of those behind it."""
-        workload = self._workload({})
+    def _done(self, key: str) -> Work:
+        """The work of a step that was done, by the counts of its artifact and of those behind it."""
         works: dict[str, Work] = {}
-        self._go_through(key, workload, works)
-        return self._stage_of(key), works[key]
+        self._go_through(key, self._workload({}), works)
+        return works[key]
 
     def _go_through(self, key: str, workload: Workload, works: dict[str, Work]) -> None:
         if key in works or key not in self._records:
@@ -275,8 +276,3 @@ class Estimator:
         if any(step.seconds_by == "assumed" for step in steps):
             words.append(f"a step whose work is not worked out takes {OTHER_SECONDS:g} s (assumed)")
         return tuple(words)
-
-
-def _case(address: str, settings: JsonObject) -> tuple[str, str]:
-    """What steps must share for one to calibrate the other."""
-    return address, str(settings.get("method", ""))
