@@ -11,7 +11,7 @@ from rich.console import Console
 
 from flows.commands.run_output import duration
 from flows.commands.terminal import echo, print_answer
-from flows.planning.estimate import Estimator, RunEstimate
+from flows.planning.estimate import NOT_COUNTED, Estimator, RunEstimate
 from flows.planning.external_inputs import Sources
 from flows.planning.machines import PlannedMachine, find_machine
 from flows.planning.rehearsal import StandIns
@@ -80,15 +80,14 @@ def _print(
             _or_none(step.disk),
             _or_none(step.network),
         ]
-        rows.append([step.name, duration(step.seconds) + shared, step.seconds_by, *cells])
+        rows.append([step.name, (duration(step.seconds) if step.seconds else "") + shared, step.seconds_by, *cells])
     print_answer(console, COLUMNS, rows)
     for name, why in estimate.skipped:
         echo(f"{name}: left out: {why}")
     cost = "" if price is None else f", {price * estimate.seconds / 3600:,.2f} at {price:g} an hour"
-    echo(
-        f"all: {duration(estimate.seconds)}{cost}; {in_bytes(estimate.disk)} of disk, {in_bytes(estimate.network)} over"
-        " the network"
-    )
+    least = "at least " if any(step.seconds_by == NOT_COUNTED for step in estimate.steps) else ""
+    sizes = f"{in_bytes(estimate.disk)} of disk, {in_bytes(estimate.network)} over the network"
+    echo(f"all: {least}{duration(estimate.seconds)}{cost}; {sizes}")
     for step in estimate.steps:
         if len(step.memory) > 1:
             parts = ", ".join(f"{name} {in_bytes(part)}" for name, part in step.memory.items() if part)

@@ -43,6 +43,8 @@ LEAST_PROGRAM_BYTES = 250_000_000
 """Of a process for any other kind of work."""
 SPARE = 0.05
 """Of a GPU's memory, that fragments and cannot be had."""
+NOT_COUNTED = "not counted"
+"""Where the time of a step is from, that has none."""
 MAPPED = "mapped features"
 """The part of a step's memory that it gives back where others need it."""
 MOST_PER_CASE = 4
@@ -166,7 +168,7 @@ class Estimator:
     def _seconds(self, work: Work, past: Sequence[Measured], alike: Sequence[Measured]) -> tuple[float, str]:
         """The seconds of a step, and where they are from. alike: the same step with other methods."""
         raw = self.raw_seconds(work)
-        if past and (work.kind == "other" or not raw):
+        if past and (work.kind in ("other", "uncounted") or not raw):
             return statistics.median(each.seconds for each in past), "as measured"
         if past:
             slowness = statistics.median(max(0.0, each.seconds - START_SECONDS) / each.raw for each in past)
@@ -176,6 +178,8 @@ class Estimator:
             if rates := [each.raw / max(each.seconds - START_SECONDS, 0.1) for each in alike if each.raw]:
                 return START_SECONDS + raw / statistics.median(rates), "efficiency of other methods"
             return START_SECONDS + timed + (raw - timed) / efficiency, "default efficiency"
+        if work.kind == "uncounted":
+            return 0.0, NOT_COUNTED
         if work.kind == "other":
             return OTHER_SECONDS, "assumed"
         return START_SECONDS + raw, {"budget": "its time budget"}.get(work.kind, "default rate")

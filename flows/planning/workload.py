@@ -10,17 +10,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, bytes_per_token, precision_of, training_ahead
+from components.methods import METHODS
 from components.outside_json import JsonObject
 from components.targets.shape import taps_of
 from components.targets.size import TargetSize, size_of_model
 from components.targets.source import local_folder
 
-Known = TypeVar("Known")
-Kind = Literal["other", "data", "reading", "serving", "decoding", "passes", "training", "budget"]
+Kind = Literal["uncounted", "other", "data", "reading", "serving", "decoding", "passes", "training", "budget"]
 Dtype = Literal["float32", "bfloat16"]
 ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 
@@ -30,6 +30,10 @@ ROWS_PER_SECOND: Mapping[str, int] = {
     "data.mix_chats": 20_000,
 }
 """As benchmarks/results/datasets_at_scale-2026-11-21.json has them, on two cores."""
+UNCOUNTED = frozenset(
+    {"targets.pretrain_target", "targets.fine_tune_target", "bench.measure_server", "bench.measure_llama_cpp"}
+)
+"""Steps that take long, and whose work is not worked out."""
 HASHED_PER_SECOND = 1e9
 """Bytes of weights that load_target reads and hashes in a second."""
 STORED_BYTES_PER_TOKEN = 8
@@ -139,17 +143,12 @@ class Workload:
         if stage.address in ROWS_PER_SECOND:
             rows = self._input_rows(stage, "chats").train
             return Work("data", seconds=rows / ROWS_PER_SECOND[stage.address])
-        return Work("other")
+        return Work("uncounted" if stage.address in UNCOUNTED else "other")
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        _also(self.targets, name, other)
-        _also(self.dtypes, name, other)
-        _also(self.rows, name, other)
-        _also(self.live, name, other)
-        _also(self.stored, name, other)
-        _also(self.taps, name, other)
-        _also(self.drafts, name, other)
+        for table in (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps, self.drafts):
+            _also(table, name, other)
 
     def _input(self, stage: Stage, slot: str) -> str:
         return next(iter(stage.inputs.get(slot, ())), "")
@@ -277,7 +276,7 @@ class Workload:
         self.drafts[stage.name] = None
         if size is None:
             return _unknown_target()
-        if not features:
+        if not features or not METHODS[settings["method"]].trained:
             return Work("other")
         dtype = self.dtypes[self._input(stage, "target")]
         lengths = RowLengths(max(8, round(rows.length)), max(2, round(rows.answer_tokens)))
@@ -286,7 +285,7 @@ class Workload:
         ahead = cached_ahead(size, _Frozen(settings), lengths, taps, dtype, precision)
         self.drafts[stage.name] = ahead
         if ahead is None:
-            return Work("other", notes=("it trains nothing, or fine-tunes what the target brings: not counted",))
+            return Work("uncounted", notes=("it is given its model, or fine-tunes what its target brings",))
         steps, processes = settings["num_steps"], settings["processes"]
         looks = steps / settings["eval_every"] * min(settings["eval_rows"], rows.validation or 1e9)
         flops = steps * ahead.flops_of_step + looks * ahead.flops_of_row
@@ -457,13 +456,13 @@ def source_of(settings: JsonObject) -> str:
     return f"from {settings['source']}" if "source" in settings else ""
 
 
-def _also(table: dict[str, Known], name: str, other: str) -> None:
+def _also(table: dict[str, Any], name: str, other: str) -> None:
     if name in table:
         table[other] = table[name]
 
 
 def _unknown_target() -> Work:
-    return Work("other", notes=("the size of its target is not known before the target is there: not counted",))
+    return Work("uncounted", notes=("the size of its target is not known before the target is there",))
 
 
 def _is_far(source: Mapping[str, Any]) -> bool:
