@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from components.contract import UserError
 from flows.commands.terminal import (
     DEFAULT_FILE,
     Device,
@@ -45,11 +46,25 @@ def plan(
     force: Force = [],  # noqa: B006
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a drawing in Mermaid.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    on: Annotated[
+        str, typer.Option("--on", help="What the run would take on such a machine: h100x8, here, ... (machines.yaml).")
+    ] = "",
+    price: Annotated[
+        float | None, typer.Option(min=0, help="With --on: of an hour of the whole machine; the cost is told.")
+    ] = None,
     device: Device = "auto",
     seed: Seed = 0,
     file: File = DEFAULT_FILE,
-) -> None:
-    """What would run, what is reused, and why. Changes nothing."""
+) -> int:
+    """What would run, what is reused, and why; with --on, what it would take. Changes nothing."""
+    if on or price is not None:
+        others = {"--from": from_step, "--to": to_step, "--force": force, "--mermaid": mermaid}
+        others |= {"--device": device != "auto", "--price": not on}
+        if words := [option for option, value in others.items() if value]:
+            raise UserError(f"plan: {words[0]} does not go with --on" if on else "plan: --price goes with --on MACHINE")
+        from flows.commands.plan_on import print_on
+
+        return print_on(pipeline, param, on, price, file, Invocation.packages, out, as_json=as_json)
     options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages)
     planned, _ = plan_run(pipeline, param, options)
     if as_json:
@@ -58,6 +73,7 @@ def plan(
         echo(planned.mermaid())
     else:
         print_plan(planned, out)
+    return 0
 
 
 def print_plan(plan: Plan, console: Console) -> None:

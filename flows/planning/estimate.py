@@ -1,0 +1,282 @@
+"""What a run will take: seconds of every step by a roofline, its memory, disk and network, and what does not fit.
+
+A step takes START_SECONDS, the time that its settings give it, and
+
+    max(operations / peak, bytes / bandwidth) / efficiency + bytes between GPUs / link.
+
+Efficiencies are those of steps that were measured on such a machine, wherever this home has any: the same step with the
+same method, else with others. Else they are the defaults below.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from components.contract import Artifact, UserError
+from flows.planning.machines import PlannedMachine
+from flows.planning.wiring import Wiring
+from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes, source_of
+from flows.spec.placement import HERE
+from storage.artifacts.records import ArtifactRecord
+from storage.artifacts.store import DamagedRecord, Store
+
+START_SECONDS = 2.0
+OTHER_SECONDS = 5.0
+"""Of a step whose work is not worked out, where none was measured."""
+EFFICIENCY: Mapping[Kind, tuple[float, float]] = {
+    "serving": (0.5, 0.3),
+    "decoding": (0.3, 0.18),
+    "passes": (0.4, 0.32),
+    "training": (0.3, 0.45),
+}
+"""Kind of work -> the share of the roofline that is reached on a GPU and on a CPU, where nothing was measured.
+
+Those of a CPU are what the built-in target and ten methods reached on two cores, at ASSUMED_TFLOPS_PER_CORE.
+"""
+GPU_PROGRAM_BYTES = 1_000_000_000
+"""On a GPU without its tensors: context, kernels, workspaces."""
+PROGRAM_BYTES: Mapping[Kind, int] = {"training": 700_000_000, "decoding": 500_000_000, "passes": 500_000_000}
+"""Of a process on a CPU without its tensors, with kernels and held-out evaluation, where nothing was measured."""
+LEAST_PROGRAM_BYTES = 250_000_000
+"""Of a process for any other kind of work."""
+SPARE = 0.05
+"""Of a GPU's memory, that fragments and cannot be had."""
+NOT_COUNTED = "not counted"
+"""Where the time of a step is from, that has none."""
+MAPPED = "mapped features"
+"""The part of a step's memory that it gives back where others need it."""
+MOST_PER_CASE = 4
+"""Steps that calibrate another, the newest."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that was done on such a machine. raw: the seconds of its roofline at efficiency 1."""
+
+    seconds: float
+    peak_bytes: int
+    raw: float
+    counted: int  # bytes of memory, by the arithmetic
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """One step. seconds_by: where its time is from, in words; memory: of one device, by part."""
+
+    name: str
+    kind: Kind
+    seconds: float
+    seconds_by: str
+    memory: dict[str, int]
+    disk: int
+    network: int
+    linked: int
+    devices: int
+    notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """All steps of a run. assumed: what the numbers rest on, in words."""
+
+    steps: tuple[StepEstimate, ...]
+    skipped: tuple[tuple[str, str], ...]
+    assumed: tuple[str, ...]
+    faults: tuple[str, ...]
+    seconds: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", sum(step.seconds for step in self.steps))
+
+    @property
+    def disk(self) -> int:
+        return sum(step.disk for step in self.steps)
+
+    @property
+    def network(self) -> int:
+        return sum(step.network for step in self.steps)
+
+
+class Estimator:
+    """Estimates runs on a machine, with what a home knows of such machines."""
+
+    def __init__(self, machine: PlannedMachine, store: Store, config_of: Callable[[str], str]) -> None:
+        self.machine, self.store, self.config_of = machine, store, config_of
+        self._records: dict[str, ArtifactRecord] = {}
+        for key in store.keys():  # noqa: SIM118 (a store is no mapping)
+            try:
+                self._records[key] = store.record_of(key)
+            except DamagedRecord:
+                continue  # `doctor` says so; a plan does without
+        self._works: dict[str, Work | None] = {}
+        self._timed: dict[str, list[str]] = {}  # address -> steps that were timed on such a machine, newest first
+        for key in reversed(self._records):
+            record = self._records[key]["record"]
+            alone = record.get("runs_on", str(HERE)) == str(HERE)
+            if alone and machine.is_like(record.get("machine", {})) and record.get("seconds"):
+                self._timed.setdefault(str(record["uses"]), []).append(key)
+
+    def run(self, wiring: Wiring, pipeline: str, sources: Mapping[str, Artifact]) -> RunEstimate:
+        """Estimate the steps of a pipeline. sources: its outside inputs, by the name of each."""
+        workload = self._workload(self._lengths(pipeline))
+        self._outside(workload, sources)
+        steps = []
+        for step in wiring.steps:
+            inputs = {slot: tuple([names] if isinstance(names, str) else names) for slot, names in step.inputs.items()}
+            stage = Stage(step.name, step.address, step.settings, inputs)
+            steps.append(self.step(stage, workload.of(stage)))
+        disk, faults = self.machine.disk, []
+        if disk is not None and (needed := sum(step.disk for step in steps)) > disk:
+            faults.append(f"the run leaves {in_bytes(needed)} on a disk of {in_bytes(disk)}")
+        faults += [f"{step.name}: {fault}" for step in steps for fault in step.faults]
+        return RunEstimate(tuple(steps), wiring.skipped, self._assumed(workload, steps), tuple(faults))
+
+    def step(self, stage: Stage, work: Work) -> StepEstimate:
+        """One step by its work."""
+        past = self._like(stage)
+        seconds, by = self._seconds(work, past, self._like(stage, any_method=True) if not past else [])
+        program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
+        if past and not self.machine.is_gpu:
+            program = max(0, round(statistics.median(each.peak_bytes - each.counted for each in past)))
+        return StepEstimate(
+            name=stage.name,
+            kind=work.kind,
+            seconds=seconds,
+            seconds_by=by,
+            memory={"program": program, **work.memory, **({MAPPED: work.mapped} if work.mapped else {})},
+            disk=work.disk,
+            network=work.network,
+            linked=round(work.linked),
+            devices=work.devices,
+            notes=work.notes,
+            faults=tuple(self._faults(work, program)),
+        )
+
+    def raw_seconds(self, work: Work) -> float:
+        """Of a step, at efficiency 1 and without its start."""
+        roofline = max(work.flops / self.machine.flops(work.dtype), work.moved / self.machine.bandwidth)
+        link = (self.machine.device.link_gb_s or 0) * 1e9
+        return work.seconds + roofline + (work.linked / link if link else 0.0)
+
+    def _seconds(self, work: Work, past: Sequence[Measured], alike: Sequence[Measured]) -> tuple[float, str]:
+        """The seconds of a step, and where they are from. alike: the same step with other methods."""
+        raw = self.raw_seconds(work)
+        if past and (work.kind in ("other", "uncounted") or not raw):
+            return statistics.median(each.seconds for each in past), "as measured"
+        if past:
+            slowness = statistics.median(max(0.0, each.seconds - START_SECONDS) / each.raw for each in past)
+            return START_SECONDS + raw * slowness, "measured efficiency"
+        if work.kind in EFFICIENCY:
+            timed, efficiency = work.seconds, EFFICIENCY[work.kind][not self.machine.is_gpu]
+            if rates := [each.raw / max(each.seconds - START_SECONDS, 0.1) for each in alike if each.raw]:
+                return START_SECONDS + raw / statistics.median(rates), "efficiency of other methods"
+            return START_SECONDS + timed + (raw - timed) / efficiency, "default efficiency"
+        if work.kind == "uncounted":
+            return 0.0, NOT_COUNTED
+        if work.kind == "other":
+            return OTHER_SECONDS, "assumed"
+        return START_SECONDS + raw, {"budget": "its time budget"}.get(work.kind, "default rate")
+
+    def _faults(self, work: Work, program: int) -> Iterable[str]:
+        """What does not fit this machine."""
+        room = self.machine.memory * (1.0 - SPARE) if self.machine.is_gpu else self.machine.memory
+        needed = sum(work.memory.values()) + program
+        if needed > room:
+            largest = max(work.memory, key=lambda name: work.memory[name])
+            what = f"needs {in_bytes(needed)} of {in_bytes(self.machine.memory)}"
+            yield f"{what}, {in_bytes(work.memory[largest])} of it {largest}"
+        if work.devices > self.machine.count:
+            yield f"needs {work.devices} GPUs, and {self.machine.name} has {self.machine.count}"
+
+    def _like(self, stage: Stage, *, any_method: bool = False) -> list[Measured]:
+        """What this home knows of such a step on such a machine, the newest few; any_method: of other methods too."""
+        steps: list[Measured] = []
+        method = stage.settings.get("method")
+        for key in self._timed.get(stage.address, ()):
+            if len(steps) == MOST_PER_CASE:
+                break
+            if any_method or self._records[key]["record"]["settings"].get("method") == method:
+                steps += self._measured(key)
+        return steps
+
+    def _measured(self, key: str) -> list[Measured]:
+        """A step that was done; none where its work cannot be worked out."""
+        record = self._records[key]["record"]
+        if key not in self._works:
+            try:
+                self._works[key] = self._done(key)
+            except (UserError, KeyError):  # its target's files are gone, or its settings are of an older version
+                self._works[key] = None
+        work = self._works[key]
+        if work is None:
+            return []
+        peak = round(record.get("peak_rss_mib", 0.0) * 2**20)
+        counted = sum(work.memory.values()) + work.mapped
+        return [Measured(record["seconds"], peak, self.raw_seconds(work), counted)]
+
+    def _done(self, key: str) -> Work:
+        """The work of a step that was done, by the counts of its artifact and of those behind it."""
+        works: dict[str, Work] = {}
+        self._go_through(key, self._workload({}), works)
+        return works[key]
+
+    def _go_through(self, key: str, workload: Workload, works: dict[str, Work]) -> None:
+        if key in works or key not in self._records:
+            return
+        stage = self._stage_of(key)
+        for name in (name for names in stage.inputs.values() for name in names):
+            self._go_through(name, workload, works)
+        works[key] = workload.of(stage)
+
+    def _stage_of(self, key: str) -> Stage:
+        record = self._records[key]["record"]
+        inputs = {
+            slot: tuple([keys] if isinstance(keys, str) else keys) for slot, keys in record.get("inputs", {}).items()
+        }
+        return Stage(key, str(record["uses"]), record["settings"], inputs, self._records[key]["info"])
+
+    def _outside(self, workload: Workload, sources: Mapping[str, Artifact]) -> None:
+        """Let the workload know what outside inputs are: it finds them under their names."""
+        for name, artifact in sources.items():
+            self._go_through(artifact.key, workload, {})
+            workload.name_also(artifact.key, name)
+
+    def _workload(self, lengths: Mapping[str, Lengths]) -> Workload:
+        machine = self.machine
+        return Workload(on_gpu=machine.is_gpu, memory=machine.memory, lengths=lengths, config_of=self.config_of)
+
+    def _lengths(self, pipeline: str) -> dict[str, Lengths]:
+        """Mean lengths of what was answered here: by the name of a step of this pipeline, or by `source_of` prompts."""
+        lengths: dict[str, Lengths] = {}
+        for content in self._records.values():
+            record, info = content["record"], content["info"]
+            rows = sum(info["num_rows"].values()) if "num_answer_tokens" in info and "num_rows" in info else 0
+            if not rows:
+                continue
+            most = record["settings"].get("max_new_tokens")
+            answer, length = info["num_answer_tokens"] / rows, info["num_tokens"] / rows
+            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, measured=True)
+            prompts = self._records.get(str(record["inputs"].get("prompts")))
+            if prompts is not None and (source := source_of(prompts["record"]["settings"])):
+                lengths[source] = of_rows
+            if record.get("pipeline") == pipeline:
+                lengths[str(record["step"])] = of_rows
+        return lengths
+
+    def _assumed(self, workload: Workload, steps: Sequence[StepEstimate]) -> tuple[str, ...]:
+        """What the numbers rest on."""
+        defaults = [step for step in steps if step.seconds_by == "default efficiency"]
+        words = list(workload.assumed)
+        column = int(not self.machine.is_gpu)
+        for kind in dict.fromkeys(step.kind for step in defaults):
+            words.append(f"{kind} reaches {EFFICIENCY[kind][column]:.0%} of the roofline (a default, not measured)")
+        if any(step.seconds_by == "assumed" for step in steps):
+            words.append(f"a step whose work is not worked out takes {OTHER_SECONDS:g} s (assumed)")
+        return tuple(words)

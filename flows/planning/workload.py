@@ -1,0 +1,496 @@
+"""The work of every step before it runs: operations, bytes moved, kept, held and sent. Arithmetic on settings alone.
+
+Steps are gone through in order; how many rows and tokens one makes, those after it take over. Where an artifact exists
+already its own counts are taken, so that the same arithmetic says what was done by steps whose time was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal
+
+from components.data.sources.addresses import PREFIX
+from components.drafts.training.ahead import RowLengths, TrainingAhead, bytes_per_token, precision_of, training_ahead
+from components.methods import METHODS
+from components.outside_json import JsonObject
+from components.targets.shape import taps_of
+from components.targets.size import TargetSize, size_of_model
+from components.targets.source import local_folder
+
+Kind = Literal["uncounted", "other", "data", "reading", "serving", "decoding", "passes", "training", "budget"]
+Dtype = Literal["float32", "bfloat16"]
+ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
+
+ROWS_PER_SECOND: Mapping[str, int] = {
+    "data.collect_chats": 8000,
+    "data.deduplicate": 33_000,
+    "data.mix_chats": 20_000,
+}
+"""As benchmarks/results/datasets_at_scale-2026-11-21.json has them, on two cores."""
+UNCOUNTED = frozenset(
+    {"targets.pretrain_target", "targets.fine_tune_target", "bench.measure_server", "bench.measure_llama_cpp"}
+)
+"""Steps that take long, and whose work is not worked out."""
+HASHED_PER_SECOND = 1e9
+"""Bytes of weights that load_target reads and hashes in a second."""
+STORED_BYTES_PER_TOKEN = 8
+"""Of answers: ids, masks, labels; the built-in target's take 7.5."""
+SENT_BYTES_PER_TOKEN = 8
+"""Of a prompt or an answer that goes to or from a server as JSON."""
+SERVED_SHARE = 0.85
+"""Of a GPU's memory, for weights and cache of a server."""
+ONCE_AGAIN = 3
+"""How many times as long as the mean the longest prompt is taken to be, within max_prompt_tokens."""
+WORKING_WIDTHS = 4
+"""Copies of the widest layer's rows that a forward pass holds at once."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Mean tokens of the rows that nothing is known about yet. measured: here, and not assumed."""
+
+    prompt_tokens: float = 256
+    answer_share: float = 1.0
+    """Of max_new_tokens."""
+    conversation_tokens: float = 1000
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of a plan, or one that was done. info: of its artifact; {} before it is made."""
+
+    name: str
+    address: str
+    settings: JsonObject
+    inputs: Mapping[str, tuple[str, ...]]
+    info: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What data there is after a step. Lengths are means."""
+
+    train: float = 0
+    validation: float = 0
+    test: float = 0
+    prompt_tokens: float = 0
+    answer_tokens: float = 0
+    longest_prompt: float = 0
+
+    @property
+    def answered(self) -> float:
+        return self.train + self.validation
+
+    @property
+    def length(self) -> float:
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def tokens(self) -> float:
+        return self.answered * self.length
+
+
+@dataclass
+class Work:
+    """Of one step. Of everything that is computed: per device, where `devices` share it evenly."""
+
+    kind: Kind = "other"
+    seconds: float = 0.0  # that settings or other rates give it, before any roofline
+    flops: float = 0.0
+    dtype: Dtype = "float32"
+    moved: float = 0.0  # bytes of the device's memory
+    linked: float = 0.0  # bytes between devices
+    memory: dict[str, int] = field(default_factory=dict)  # of one device, by part, at the peak
+    mapped: int = 0  # bytes of files that a process on a CPU has in memory, and gives back where others need it
+    disk: int = 0
+    network: int = 0
+    devices: int = 1
+    notes: tuple[str, ...] = ()
+
+
+class Workload:
+    """The work of steps, one after the other; earlier ones first."""
+
+    def __init__(
+        self, *, on_gpu: bool, memory: int, lengths: Mapping[str, Lengths], config_of: Callable[[str], str]
+    ) -> None:
+        """memory: bytes of a device. lengths: by the name of a step, or by `source_of` its prompts, where measured.
+
+        config_of: a model's name -> what `size_of_model` finds its configuration by.
+        """
+        self.on_gpu, self.memory, self.lengths, self.config_of = on_gpu, memory, lengths, config_of
+        self.targets: dict[str, TargetSize] = {}
+        self.dtypes: dict[str, Dtype] = {}
+        self.rows: dict[str, Rows] = {}
+        self.live: dict[str, bool] = {}  # features: whether training computes them
+        self.stored: dict[str, int] = {}  # features: bytes of hidden states
+        self.taps: dict[str, tuple[int, ...]] = {}
+        self.sources: dict[str, str] = {}  # prompts: what they were collected from
+        self.drafts: dict[str, TrainingAhead | None] = {}
+        self.assumed: dict[str, None] = {}  # in words, in the order in which they were needed
+
+    def of(self, stage: Stage) -> Work:
+        """The work of one stage."""
+        if (how := HOW.get(stage.address)) is not None:
+            return how(self, stage)
+        if stage.address.startswith("bench.") and "seconds" in stage.settings:
+            return self._budgeted(stage)
+        self._pass_on(stage)
+        if stage.address in ROWS_PER_SECOND:
+            rows = self._input_rows(stage, "chats").train
+            return Work("data", seconds=rows / ROWS_PER_SECOND[stage.address])
+        return Work("uncounted" if stage.address in UNCOUNTED else "other")
+
+    def name_also(self, name: str, other: str) -> None:
+        """Let what is known of one step be known by another name too."""
+        for table in (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps, self.drafts):
+            _also(table, name, other)
+
+    def _input(self, stage: Stage, slot: str) -> str:
+        return next(iter(stage.inputs.get(slot, ())), "")
+
+    def _target(self, stage: Stage) -> TargetSize | None:
+        return self.targets.get(self._input(stage, "target"))
+
+    def _input_rows(self, stage: Stage, slot: str) -> Rows:
+        rows = [self.rows.get(name, Rows()) for name in stage.inputs.get(slot, ())]
+        first = rows[0] if rows else Rows()
+        return replace(first, train=sum(each.train for each in rows))
+
+    def _pass_on(self, stage: Stage) -> None:
+        """A step that makes no data of its own hands on that of its input; drafts keep what they are."""
+        for slot in ("prompts", "chats", "new", "answers", "features"):
+            if slot in stage.inputs:
+                self.rows[stage.name] = self._input_rows(stage, slot)
+                break
+        if "draft" in stage.inputs:
+            self.drafts[stage.name] = self.drafts.get(self._input(stage, "draft"))
+
+    def _load_target(self, stage: Stage) -> Work:
+        model = str(stage.settings["model"])
+        size = self.targets[stage.name] = cached_size(self.config_of(model))
+        setting = stage.settings["dtype"]
+        dtype: Dtype = ("bfloat16" if self.on_gpu else "float32") if setting == "auto" else setting
+        self.dtypes[stage.name] = dtype
+        stored = 2 * size.num_params
+        far = 0 if local_folder(model) is not None else stored
+        notes = ("it is quantised: its weights are counted in bfloat16",) if size.is_quantised else ()
+        return Work("reading", seconds=stored / HASHED_PER_SECOND, disk=far, network=far, notes=notes)
+
+    def _collect_prompts(self, stage: Stage) -> Work:
+        self.sources[stage.name] = source_of(stage.settings)
+        counts = {**stage.settings, **stage.info}
+        rows = Rows(*(counts[f"num_{split}"] for split in ("train", "validation", "test")))
+        self.rows[stage.name] = self._with_prompts(rows, stage)
+        return Work("other", disk=round(1000 * (rows.answered + rows.test)))
+
+    def _collect_workloads(self, stage: Stage) -> Work:
+        num_test = stage.info.get("num_test") or stage.settings["num_prompts"] * len(stage.settings["sources"])
+        self.rows[stage.name] = self._with_prompts(Rows(test=num_test), stage)
+        return Work("other", notes=() if stage.info else ("counted as one workload for each source",))
+
+    def _collect_chats(self, stage: Stage) -> Work:
+        most = sum(source.get("max_rows") or 0 for source in stage.settings["sources"])
+        self.rows[stage.name] = Rows(train=stage.info.get("num_rows") or most)
+        far = any(_is_far(source) for source in stage.settings["sources"])
+        notes = ("rows are counted by max_rows",) + (("its download is as large as the data set",) if far else ())
+        return Work("data", seconds=most / ROWS_PER_SECOND[stage.address], notes=() if stage.info else notes)
+
+    def _mix_chats(self, stage: Stage) -> Work:
+        lengths, settings = self._lengths_of(stage), stage.settings
+        chats = self._input_rows(stage, "chats").train
+        limit = settings["limit"]
+        if limit is not None:
+            most = limit / lengths.conversation_tokens if settings["by"] == "tokens" else limit
+            chats = min(chats, most) if chats else most
+            if settings["by"] == "tokens":
+                self._assume(f"a conversation has {lengths.conversation_tokens:,.0f} tokens", lengths.measured)
+        rows = Rows(chats, settings["num_validation"], settings["num_test"])
+        rows = replace(rows, **{name: stage.info[f"num_{name}"] for name in ("train",) if f"num_{name}" in stage.info})
+        self.rows[stage.name] = self._with_prompts(rows, stage)
+        return Work("data", seconds=chats / ROWS_PER_SECOND[stage.address], disk=round(4 * (limit or 0)))
+
+    def _write_answers(self, stage: Stage) -> Work:
+        size, rows = self._target(stage), self._answered(stage)
+        if size is None:
+            return _unknown_target()
+        dtype = self.dtypes[self._input(stage, "target")]
+        work = self._decoding(size, dtype, rows, rows.answered, stage.settings["batch_size"])
+        return replace(work, disk=round(rows.tokens * STORED_BYTES_PER_TOKEN))
+
+    def _write_answers_by_server(self, stage: Stage) -> Work:
+        size, rows = self._target(stage), self._answered(stage)
+        if size is None:
+            return _unknown_target()
+        weights, together = 2 * size.num_params, stage.settings["concurrency"]
+        needed = max(1, math.ceil(weights / (SERVED_SHARE * self.memory))) if self.on_gpu else 1
+        room = max(0.0, SERVED_SHARE * self.memory * needed - weights)  # what has no room in the cache waits
+        together = max(
+            1, min(together, int(room / (size.kv_bytes * max(1.0, rows.longest_prompt + rows.answer_tokens))))
+        )
+        work = self._decoding(size, "bfloat16", rows, rows.answered, together)
+        sent = round(rows.tokens * SENT_BYTES_PER_TOKEN)
+        notes = (f"its server is taken to run here, on {needed} GPU{'s' * (needed > 1)}",) if self.on_gpu else ()
+        memory = {f"server's {name}": part // needed for name, part in work.memory.items()}
+        shared: JsonObject = {"flops": work.flops / needed, "moved": work.moved / needed, "memory": memory}
+        stored = round(rows.tokens * STORED_BYTES_PER_TOKEN)
+        return replace(work, kind="serving", devices=needed, network=sent, disk=stored, notes=notes, **shared)
+
+    def _write_given_answers(self, stage: Stage) -> Work:
+        rows = self._answered(stage)
+        return Work("other", disk=round(rows.tokens * STORED_BYTES_PER_TOKEN))
+
+    def _record_features(self, stage: Stage) -> Work:
+        work = self._features(stage)
+        rows, size = self.rows[stage.name], self._target(stage)
+        if size is None:
+            return work
+        each = bytes_per_token(size.shape.hidden_size, stage.settings["storage"], len(self.taps[stage.name]))
+        self.stored[stage.name] = round(rows.tokens * each)
+        notes = (
+            f"{each / 1e3:.1f} kB a token on disk; data.features_on_the_fly stores none and would save"
+            f" {in_bytes(rows.tokens * each)}",
+        )
+        return replace(work, disk=round(rows.tokens * each), notes=notes)
+
+    def _features_on_the_fly(self, stage: Stage) -> Work:
+        work = self._features(stage)
+        rows, size = self.rows[stage.name], self._target(stage)
+        self.live[stage.name] = True
+        if size is None:
+            return work
+        each = bytes_per_token(size.shape.hidden_size, "bf16", len(self.taps[stage.name]))
+        notes = (
+            f"stored they would take {each / 1e3:.1f} kB a token, {in_bytes(rows.tokens * each)} on disk;"
+            " training computes them instead",
+        )
+        return Work("other", disk=round(rows.tokens * 5), notes=notes)
+
+    def _train_draft(self, stage: Stage) -> Work:
+        features, size, settings = self._input(stage, "features"), self._target(stage), stage.settings
+        rows = self.rows.get(features, Rows())
+        self.drafts[stage.name] = None
+        if size is None:
+            return _unknown_target()
+        if not features or not METHODS[settings["method"]].trained:
+            return Work("other")
+        dtype = self.dtypes[self._input(stage, "target")]
+        lengths = RowLengths(max(8, round(rows.length)), max(2, round(rows.answer_tokens)))
+        precision = precision_of(settings["precision"], on_gpu=self.on_gpu)
+        taps = self.taps.get(features) or taps_of(size.shape.num_layers)
+        ahead = cached_ahead(size, _Frozen(settings), lengths, taps, dtype, precision)
+        self.drafts[stage.name] = ahead
+        if ahead is None:
+            return Work("uncounted", notes=("it is given its model, or fine-tunes what its target brings",))
+        steps, processes = settings["num_steps"], settings["processes"]
+        looks = steps / settings["eval_every"] * min(settings["eval_rows"], rows.validation or 1e9)
+        flops = steps * ahead.flops_of_step + looks * ahead.flops_of_row
+        of_a_part = 3 * ahead.weight_bytes + 2 * ahead.peak.activations
+        moved = steps * (processes * ahead.num_parts * of_a_part + 7 * processes * ahead.weight_bytes)
+        parts = {
+            "weights": ahead.weight_bytes,
+            "gradients": ahead.peak.gradients,
+            "optimiser": ahead.peak.optimiser,
+            "features": ahead.peak.features,
+            "activations": ahead.peak.activations,
+            "logits": ahead.peak.logits,
+        }
+        target_bytes = (size.num_params if self.live.get(features) else size.num_kept) * ITEMSIZE[dtype]
+        memory = {"target": target_bytes, **parts}
+        notes = [f"{ahead.num_parameters / 1e6:,.0f} M parameters"]
+        if self.live.get(features) and sum(memory.values()) > self.memory:
+            notes.append("with data.record_features it would hold of its target the embedding, norm and head alone")
+        if self.live.get(features):
+            tokens = steps * ahead.tokens_of_step
+            flops += size.flops(tokens, rows.length / 2, 0)
+            moved += tokens / settings["batch_tokens"] * size.num_read(settings["batch_tokens"]) * ITEMSIZE[dtype]
+        if not self.on_gpu:  # processes share the machine
+            memory = {name: part * processes for name, part in memory.items()}
+        devices = processes if self.on_gpu else 1
+        return Work(
+            "training",
+            flops=flops / devices,
+            dtype=precision,
+            moved=moved / devices,
+            linked=2 * (devices - 1) / devices * ahead.weight_bytes * steps,
+            memory=memory,
+            mapped=0 if self.on_gpu else self.stored.get(features, 0),
+            disk=5 * ahead.weight_bytes,  # the checkpoint with its moments, the best weights and the drafter
+            devices=devices,
+            notes=tuple(notes),
+        )
+
+    def _measure_acceptance(self, stage: Stage) -> Work:
+        size = self._target(stage)
+        if size is None:
+            return _unknown_target()
+        settings, dtype = stage.settings, stage.settings["dtype"]
+        prompts = self._input_rows(stage, "prompts")
+        rows = replace(prompts, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share)
+        work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
+        ahead = self.drafts.get(self._input(stage, "draft"))
+        if ahead is not None:
+            work = replace(work, flops=work.flops + rows.test * ahead.flops_of_row)
+            work.memory["drafter"] = ahead.num_parameters * ITEMSIZE[dtype]
+        return work
+
+    def _budgeted(self, stage: Stage) -> Work:
+        """A measurement that has a time budget: no longer than that, but for opening its processes."""
+        size = self._target(stage)
+        if size is None:
+            return _unknown_target()
+        dtype = stage.settings["dtype"]
+        drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
+        weights = sum(ahead.num_parameters for ahead in drafted if ahead is not None)
+        memory = {"target": size.num_params * ITEMSIZE[dtype], "drafters": weights * ITEMSIZE[dtype]}
+        return Work("budget", seconds=stage.settings["seconds"], dtype=dtype, memory=memory)
+
+    def _export_release(self, stage: Stage) -> Work:
+        drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
+        largest = max((ahead.weight_bytes for ahead in drafted if ahead is not None), default=0)
+        return Work("other", disk=2 * largest)
+
+    def _answered(self, stage: Stage) -> Rows:
+        """The rows after a step that answers its prompts; it notes them."""
+        lengths, prompts = self._lengths_of(stage), self._input_rows(stage, "prompts")
+        most = stage.settings.get("max_new_tokens") or stage.settings.get("max_tokens", 0)
+        rows = replace(prompts, answer_tokens=lengths.answer_share * most)
+        if stage.info:
+            counts = stage.info["num_rows"]
+            answered = sum(counts.values())
+            answer = stage.info["num_answer_tokens"] / answered
+            prompt = stage.info["num_tokens"] / answered - answer
+            means: JsonObject = {"prompt_tokens": prompt, "answer_tokens": answer}
+            rows = replace(rows, train=counts.get("train", 0), validation=counts.get("validation", 0), **means)
+        else:
+            self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.measured)
+            rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
+            self._assume(f"prompts have {lengths.prompt_tokens:,.0f} tokens", lengths.measured)
+        longest = min(stage.settings.get("max_prompt_tokens", math.inf), ONCE_AGAIN * rows.prompt_tokens)
+        self.rows[stage.name] = replace(rows, longest_prompt=longest)
+        return self.rows[stage.name]
+
+    def _features(self, stage: Stage) -> Work:
+        """The passes that compute hidden states."""
+        size, rows = self._target(stage), self._input_rows(stage, "answers")
+        self.rows[stage.name] = rows
+        if size is None:
+            self.taps[stage.name] = ()
+            return _unknown_target()
+        taps = stage.settings["tap_layers"]
+        self.taps[stage.name] = tuple(taps) if taps else taps_of(size.shape.num_layers)
+        dtype, at_once = self.dtypes[self._input(stage, "target")], stage.settings["tokens_per_pass"]
+        width = size.shape.hidden_size * (len(self.taps[stage.name]) + 1)
+        itemsize = ITEMSIZE[dtype]
+        return Work(
+            "passes",
+            flops=size.flops(rows.tokens, rows.length / 2, 0),
+            dtype=dtype,
+            moved=rows.tokens / at_once * size.num_read(at_once) * itemsize,
+            memory={
+                "target": size.num_params * itemsize,
+                "states": at_once * width * itemsize,
+                "activations": at_once
+                * WORKING_WIDTHS
+                * max(size.shape.intermediate_size, size.shape.hidden_size)
+                * itemsize,
+            },
+        )
+
+    def _decoding(self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int) -> Work:
+        """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far."""
+        itemsize, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
+        together = max(1.0, min(batch, answered))
+        kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
+        prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
+        moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
+        longest = max(rows.longest_prompt, rows.prompt_tokens) + rows.answer_tokens
+        return Work(
+            "decoding",
+            flops=prefill + size.flops(tokens, context, tokens),
+            dtype=dtype,
+            moved=moved,
+            memory={
+                "target": size.num_params * itemsize,
+                "cache": round(together * longest * kv),
+                "logits": round(together * size.shape.vocab_size * 4),
+            },
+        )
+
+    def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
+        return replace(rows, prompt_tokens=self._lengths_of(stage).prompt_tokens)
+
+    def _lengths_of(self, stage: Stage) -> Lengths:
+        source = self.sources.get(stage.name) or self.sources.get(self._input(stage, "prompts"), "")
+        return self.lengths.get(stage.name) or self.lengths.get(source) or Lengths()
+
+    def _assume(self, what: str, measured: bool) -> None:
+        self.assumed[f"{what}{', as measured here' if measured else ' (assumed)'}"] = None
+
+
+HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
+    "bench.measure_acceptance": Workload._measure_acceptance,
+    "data.collect_chats": Workload._collect_chats,
+    "data.collect_prompts": Workload._collect_prompts,
+    "data.collect_traffic": Workload._collect_prompts,
+    "data.collect_workloads": Workload._collect_workloads,
+    "data.features_on_the_fly": Workload._features_on_the_fly,
+    "data.mix_chats": Workload._mix_chats,
+    "data.record_features": Workload._record_features,
+    "data.write_answers": Workload._write_answers,
+    "data.write_answers_by_server": Workload._write_answers_by_server,
+    "data.write_given_answers": Workload._write_given_answers,
+    "drafts.train_draft": Workload._train_draft,
+    "publish.export_release": Workload._export_release,
+    "targets.load_target": Workload._load_target,
+}
+"""Address of a step -> how its work is worked out; of others the time alone is told, as it was or is assumed."""
+
+
+def source_of(settings: JsonObject) -> str:
+    """What tells the prompts of a step from others, by its settings; "" for one that collects none."""
+    return f"from {settings['source']}" if "source" in settings else ""
+
+
+def _also(table: dict[str, Any], name: str, other: str) -> None:
+    if name in table:
+        table[other] = table[name]
+
+
+def _unknown_target() -> Work:
+    return Work("uncounted", notes=("the size of its target is not known before the target is there",))
+
+
+def _is_far(source: Mapping[str, Any]) -> bool:
+    path = str(source.get("path") or "")
+    return not path or "://" in path or path.startswith(PREFIX)
+
+
+class _Frozen(dict[str, Any]):
+    """Settings as a key of a cache."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(sorted(self.items(), key=repr)))
+
+
+cached_size = cache(size_of_model)
+
+
+@cache
+def cached_ahead(
+    size: TargetSize, settings: _Frozen, rows: RowLengths, taps: tuple[int, ...], dtype: Dtype, precision: Dtype
+) -> TrainingAhead | None:
+    """As training_ahead, worked out once for each case."""
+    return training_ahead(size.shape, settings, rows, taps, dtype=dtype, precision=precision)
+
+
+def in_bytes(number: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,.0f} B"

@@ -1,0 +1,44 @@
+"""A drafter without contents holds and computes what a real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_drafts import new_draft
+
+from components.drafts.storage.files import build_draft
+from components.drafts.training.hollow import HollowTarget, hollow_tensors
+from components.drafts.training.loop import Schedule
+from components.drafts.training.memory import Sizes, peak_of
+from components.targets.interface import AbstractTarget
+
+SCHEDULE = Schedule(9, 1e-3, 0.1, 0.0, 1.0, 3, 3, "bfloat16", "muon", 10.0)
+SIZES = Sizes(512, 256)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])  # one that unrolls, one that draws its columns
+def test_a_method_holds_as_much_without_contents(method: str, tiny_target: Callable[[str], AbstractTarget]) -> None:
+    real = new_draft(tiny_target("llama"), method)
+    held = peak_of(real, SIZES, SCHEDULE, torch.device("cpu"))
+    with hollow_tensors():
+        target = HollowTarget(real.target.shape, torch.float32, real.target.tap_layers)
+        draft = build_draft(method, target, {}, torch.arange(0, real.target.shape.vocab_size, 2))
+        ahead = peak_of(draft, SIZES, SCHEDULE, torch.device("cpu"))
+        assert sum(weight.numel() for weight in draft.parameters()) == sum(w.numel() for w in real.parameters())
+    assert (ahead.gradients, ahead.optimiser, ahead.features) == (held.gradients, held.optimiser, held.features)
+    assert (ahead.activations, ahead.logits) == (held.activations, held.logits), "to the byte"
+
+
+def test_masks_and_draws_have_values_and_weights_have_none() -> None:
+    with hollow_tensors():
+        mask = torch.zeros(2, 64, dtype=torch.bool)
+        mask[0, 60:] = True
+        assert int(mask.sum(1).max()) == 4
+        assert mask.nonzero()[:, 1].tolist() == [60, 61, 62, 63]
+        order = torch.rand(64, generator=torch.Generator().manual_seed(1)).argsort()
+        assert sorted(order.tolist()) == list(range(64))
+        weights = torch.randn(60_000, 60_000)  # 14 GB, if it held any
+        assert float((weights @ weights).sum()) == 0.0
+        assert int((weights[0, :64] > 0).sum()) == 0, "of what nothing is known about"

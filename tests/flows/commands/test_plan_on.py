@@ -1,0 +1,121 @@
+"""A plan for another machine: what every step takes there, from configurations, settings and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_builder import Pipeline, pipeline, step
+from toy_garden import Cli
+
+from components.machine import describe_machine
+from storage.artifacts.store import Store
+
+CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
+TOKENS_OF_A_ROW = 256 + 512  # what is assumed of prompts, and all that max_new_tokens allows
+
+
+def job(model: str, num_train: int = 1000, **of_training: object) -> Pipeline:
+    """From a target to a drafter and its acceptance."""
+    return pipeline(
+        "job",
+        target=step("targets.load_target", model=model),
+        prompts=step("data.collect_prompts", num_train=num_train, num_validation=0, num_test=8),
+        answers=step("data.write_answers", "target", "prompts", max_new_tokens=512),
+        features=step("data.record_features", "target", "answers"),
+        draft=step("drafts.train_draft", "target", "features", method="medusa", num_steps=100, **of_training),
+        acceptance=step("bench.measure_acceptance", "target", "draft", "prompts"),
+    )
+
+
+def planned(
+    draftsmith: Cli, made: Pipeline, folder: Path, *options: object
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """The exit code of a plan, all that it says, and its steps by name."""
+    file = folder / "pipelines.yaml"
+    file.write_text(made.text, encoding="utf-8")
+    code, out, err = draftsmith("plan", made.name, "-f", file, "--json", *options)
+    assert not err, err
+    said = json.loads(out)
+    return code, said, {step["name"]: step for step in said["steps"]}
+
+
+def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"), processes=8, batch_tokens=16384)
+    code, said, steps = planned(draftsmith, made, tmp_path, "--on", "h100x8", "--price", "24")
+    assert code == 0, said["faults"]
+    assert steps["features"]["disk"] == 1000 * TOKENS_OF_A_ROW * (4 * 2 * 4096 + 5)  # 32.8 kB a token
+    assert steps["answers"]["memory"]["target"] == 2 * 8_030_261_248
+    weights = steps["draft"]["memory"]["weights"]
+    assert steps["draft"]["devices"] == 8
+    assert steps["draft"]["linked"] == round(2 * 7 / 8 * weights * 100), "gradients of a hundred steps, in a ring"
+    assert said["cost"] == pytest.approx(24 * sum(step["seconds"] for step in steps.values()) / 3600)
+    assert not home.exists(), "a plan writes nothing"
+    twice, _, of_one = planned(draftsmith, made, tmp_path, "--on", "h100x1")
+    assert twice == 1
+    assert any("needs 8 GPUs" in fault for fault in of_one["draft"]["faults"])
+
+
+def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "machines.yaml").write_text(
+        "machines: {small: {about: s, kind: gpu, tflops: {float32: 1, bfloat16: 2}, memory_gb: 12, bandwidth_gb_s: 100,"
+        " host: {cores: 1, memory_gb: 8, disk_gb: 20}}}"
+    )
+    code, said, steps = planned(
+        draftsmith, job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct")), tmp_path, "--on", "small"
+    )
+    assert code == 1
+    assert "16.1 GB of it target" in steps["answers"]["faults"][0]
+    assert any("on a disk of 20.0 GB" in fault for fault in said["faults"])
+
+
+def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    target = _commit(home, "a" * 64, "Target", "targets.load_target", {"model": "builtin", "dtype": "auto"}, {}, {}, 4)
+    prompts = {"num_train": 1000, "num_validation": 0, "num_test": 8}
+    _commit(home, "b" * 64, "Prompts", "data.collect_prompts", prompts, {}, prompts, 3)
+    answers = {"max_new_tokens": 512, "batch_size": 64, "max_prompt_tokens": 512}
+    info = {"num_rows": {"train": 1000}, "num_tokens": 500_000, "num_answer_tokens": 400_000}
+    inputs = {"target": target, "prompts": "b" * 64}
+    _commit(home, "c" * 64, "Conversations", "data.write_answers", answers, inputs, info, 82)
+
+    _, said, same = planned(draftsmith, job("builtin"), tmp_path, "--on", "here")
+    assert same["answers"]["seconds_by"] == "measured efficiency"
+    assert same["answers"]["seconds"] == pytest.approx(82, rel=0.01)
+    assert same["features"]["disk"] == 500_000 * (4 * 2 * 192 + 5), "rows as long as those that were written"
+    assert "answers have 400 tokens, as measured here" in said["assumed"]
+    _, _, more = planned(draftsmith, job("builtin", num_train=3000), tmp_path, "--on", "here")
+    assert more["answers"]["seconds"] - 2 == pytest.approx(3 * 80, rel=0.01)
+    _, said, elsewhere = planned(draftsmith, job("builtin"), tmp_path, "--on", "h100")
+    assert elsewhere["answers"]["seconds_by"] == "default efficiency"
+    assert any("decoding reaches 30% of the roofline (a default, not measured)" in words for words in said["assumed"])
+
+
+def test_options_of_another_plan_are_refused(draftsmith: Cli, home: Path, file: Path) -> None:
+    assert draftsmith("plan", "garden", "-f", file, "--price", "3")[2].startswith(
+        "plan: --price goes with --on MACHINE"
+    )
+    told = draftsmith("plan", "garden", "-f", file, "--on", "h100", "--to", "page")[2]
+    assert told.startswith("plan: --to does not go with --on")
+
+
+def _commit(
+    home: Path,
+    key: str,
+    kind: str,
+    uses: str,
+    settings: dict[str, Any],
+    inputs: dict[str, str],
+    info: dict[str, Any],
+    seconds: float,
+) -> str:
+    """Put an artifact without files into the store, as if this machine had made it in so many seconds; its key."""
+    store = Store(home)
+    (home / "partial" / key).mkdir(parents=True)
+    record = {"pipeline": "job", "step": uses.split("_")[-1], "uses": uses, "settings": settings, "inputs": inputs}
+    record |= {"seconds": seconds, "peak_rss_mib": 700.0, "machine": dataclasses.asdict(describe_machine())}
+    with store.lock(key):
+        store.commit(key, kind, info, record)
+    return key
