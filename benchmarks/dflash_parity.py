@@ -107,7 +107,7 @@ def differences(draft: Any, batch: Batch, theirs: dict[str, Tensor]) -> dict[str
             logits = torch.stack(draft.teacher_forced(batch, rows), 2)[0]
         found["logits"] = float((logits - their_logits).abs().max())
     draft.train()
-    with patch.object(draft, "anchors", return_value=Roots(rows, torch.ones_like(rows, dtype=torch.bool))):
+    with patch.object(draft, "training_roots", return_value=Roots(rows, torch.ones_like(rows, dtype=torch.bool))):
         loss = draft.losses(batch).loss
     loss.backward()
     weights = torch.exp(-torch.arange(num_steps) / GAMMA)

@@ -45,8 +45,7 @@ from components.drafts.training.losses import (
     Step,
     StepLossAccumulator,
     Teacher,
-    acceptance,
-    row_loss,
+    loss_and_variation,
     teacher_for_steps,
 )
 from components.targets.forward.linear import Linear, lay_out
@@ -135,10 +134,9 @@ class DSpark(BlockDraft):
     def _judge(self, output: Tensor, embedded: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
         """As Step's `judge`: of what `slot` takes."""
         logits, confidence = self.slot(output, embedded)
-        settings, alpha = self.settings, acceptance(logits, teacher)
-        kept = alpha.detach().clamp(0.0, 1.0)
-        surprise = F.binary_cross_entropy_with_logits(confidence.float(), kept, reduction="none")
-        distance = settings.ce_weight * row_loss(settings.loss, logits, teacher) + settings.tv_weight * (1.0 - alpha)
+        settings = self.settings
+        distance, alpha = loss_and_variation(settings.loss, logits, teacher, settings.ce_weight, settings.tv_weight)
+        surprise = F.binary_cross_entropy_with_logits(confidence.float(), alpha.clamp(0.0, 1.0), reduction="none")
         return distance + settings.confidence_weight * surprise, logits
 
     def slots(self, batch: Batch, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -41,15 +42,19 @@ from components.targets.interface import AbstractTarget
 
 Normaliser = Literal["token", "sequence", "position"]
 TEACHER_COLUMNS = 64
+ENTRIES_IN_CACHE = 1 << 18
+"""Logits that are judged at once on a CPU: with what is made of them they stay in its cache."""
 
 
 class Limits(NamedTuple):
     """How much exists at once."""
 
-    kept: int = 1 << 25
-    """Probabilities up to which the teacher of a batch is kept."""
+    kept: int = 1 << 30
+    """Bytes of logits whose gradients are kept for the backward pass; further logits are computed a second time."""
     at_once: int = 1 << 27
-    """Logits of all steps together where it is not kept."""
+    """Logits of all steps together at roots that are judged at once, beside their teacher."""
+    together: int = 1 << 22
+    """Logits up to which several steps are one product."""
 
 
 USUAL = Limits()
@@ -79,10 +84,6 @@ class SparseTeacher(NamedTuple):
     teacher: Teacher  # over [1, C]
     index_of_column: Tensor  # int64 [B, T]: the index of a column among the C
 
-    def over(self, columns: Tensor) -> SparseTeacher:
-        """Itself: it has all columns."""
-        return self
-
     def at(self, rows: Tensor) -> Teacher:
         index_of_column = self.index_of_column.gather(1, rows)
         return Teacher(
@@ -97,6 +98,11 @@ class LazyTeacher(NamedTuple):
     last: Tensor  # [B, T, H], before the final norm
     student_ids: Tensor | None
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the student's vocabulary."""
+        return self.target.shape.vocab_size if self.student_ids is None else self.student_ids.numel()
+
     def over(self, columns: Tensor) -> SparseTeacher:
         """The teacher at these columns, int64 [B, C], each computed once."""
         num_sequences, num_columns = self.last.shape[:2]
@@ -104,6 +110,7 @@ class LazyTeacher(NamedTuple):
         needed = (columns + offsets).unique()
         index = torch.zeros(num_sequences * num_columns, dtype=torch.int64, device=columns.device)
         index[needed] = torch.arange(len(needed), device=columns.device)
+        needed = F.pad(needed, (0, -len(needed) % WIDTH_STEP))  # the filler is column 0
         teacher = teacher_distributions(self.target, self.last.flatten(0, 1)[needed][None], self.student_ids)
         return SparseTeacher(teacher, index.view(num_sequences, num_columns))
 
@@ -111,12 +118,9 @@ class LazyTeacher(NamedTuple):
         return self.over(rows).at(rows)
 
 
-def teacher_for_steps(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher | LazyTeacher:
-    """The teacher for `StepLossAccumulator.add_steps`, which is kept where it is small."""
-    num_tokens = target.shape.vocab_size if student_ids is None else student_ids.numel()
-    if batch.mask.sum() * num_tokens > LIMITS.get().kept:
-        return LazyTeacher(target, batch.last, student_ids)
-    return teacher_at_target_columns(target, batch, student_ids)
+def teacher_for_steps(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> LazyTeacher:
+    """The teacher for `StepLossAccumulator.add_steps`."""
+    return LazyTeacher(target, batch.last, student_ids)
 
 
 def teacher_at_target_columns(target: AbstractTarget, batch: Batch, student_ids: Tensor | None) -> SparseTeacher:
@@ -263,26 +267,23 @@ class StepLossAccumulator:
         self._tally(loss(logits, teacher), *_hits(logits, teacher))
 
     def add_steps(self, steps: Iterable[Step]) -> None:
-        """Add all steps. Where they have many logits, a few roots at a time, and again when gradients are computed.
+        """Add all steps, some roots at a time where they have many logits.
 
-        The teacher is of `teacher_for_steps`.
+        The gradients of the first roots' logits are kept, within the limits; further logits are computed again when
+        gradients are. The teacher is of `teacher_for_steps`.
         """
-        if not isinstance(self.teacher, LazyTeacher):
-            for step in steps:
-                teacher = self.teacher.at(self.target_columns(step.states[0].shape[1]))
-                losses, logits = step.judge(*step.states, teacher)
-                self._tally(losses, *_hits(logits, teacher))
-            return
-        lazy, steps = self.teacher, list(steps)
+        teacher, steps, limits = self.teacher, list(steps), LIMITS.get()
+        assert isinstance(teacher, LazyTeacher)
         columns = [self.target_columns(step.states[0].shape[1], k) for k, step in enumerate(steps)]
-        num_tokens = lazy.target.shape.vocab_size if lazy.student_ids is None else lazy.student_ids.numel()
         num_sequences, num_roots = self.roots.rows.shape
-        at_once = max(1, LIMITS.get().at_once // (num_sequences * num_tokens * len(steps)))
+        of_root = num_sequences * teacher.num_tokens * len(steps)
+        at_once, num_kept = max(1, limits.at_once // of_root), limits.kept // (of_root * _itemsize(steps[0].states[0]))
         parts = []
         for start in range(0, num_roots, at_once):
             rows = [part[:, start : start + at_once] for part in columns]
             states = [tuple(part[:, start : start + at_once] for part in step.states) for step in steps]
-            parts.append(recomputed(_judged, steps, states, lazy, rows))
+            judged = _judged if start < num_kept else partial(recomputed, _judged)
+            parts.append(judged(steps, states, teacher, rows, limits.together))
         for of_step in zip(*parts, strict=True):
             self._tally(*(torch.cat(rows, 1) for rows in zip(*of_step, strict=True)))
 
@@ -323,16 +324,41 @@ class StepLossAccumulator:
         return StepLosses(total, per_step, torch.stack(self.accepted), torch.stack(self.num_reachable))
 
 
+def _itemsize(states: Tensor) -> int:
+    """Bytes of a logit that a product makes of states."""
+    kind = states.device.type
+    return (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype).itemsize
+
+
 def _judged(
-    steps: Sequence[Step], states: Sequence[tuple[Tensor, ...]], teacher: LazyTeacher, columns: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+    steps: Sequence[Step],
+    states: Sequence[tuple[Tensor, ...]],
+    teacher: LazyTeacher,
+    columns: Sequence[Tensor],
+    together: int,
+) -> list[tuple[Tensor, ...]]:
     """Losses and `_hits` of every step at some roots: their states, and their target columns int64 [B, R']."""
-    at_columns, results = teacher.over(torch.cat(tuple(columns), 1)), []
-    for step, of_rows, rows in zip(steps, states, columns, strict=True):
+    at_columns = teacher.over(torch.cat(tuple(columns), 1))
+    results: list[tuple[Tensor, ...]] = []
+    for some in _alike(steps, [rows.numel() * teacher.num_tokens for rows in columns], together):
+        rows = torch.cat(tuple(columns[some]), 1)
         of_columns = at_columns.at(rows)
-        losses, logits = step.judge(*of_rows, of_columns)
-        results.append((losses, *_hits(logits, of_columns)))
+        losses, logits = steps[some.start].judge(
+            *(torch.cat(parts, 1) for parts in zip(*states[some], strict=True)), of_columns
+        )
+        sizes = [each.shape[1] for each in columns[some]]
+        parts = (part.split(sizes, 1) for part in (losses, *_hits(logits, of_columns)))
+        results += zip(*parts, strict=True)
     return results
+
+
+def _alike(steps: Sequence[Step], sizes: Sequence[int], together: int) -> Iterator[slice]:
+    """Stretches of steps that one product judges: of one judge, and of `together` logits at most or a single step."""
+    start = 0
+    for end in range(1, len(steps) + 1):
+        if end == len(steps) or steps[end].judge != steps[start].judge or sum(sizes[start : end + 1]) > together:
+            yield slice(start, end)
+            start = end
 
 
 def _hits(logits: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
@@ -358,7 +384,7 @@ def step_losses(
     batch: Batch,
     states: Callable[[Tensor], Iterable[Tensor]],
     num_steps: int,
-    teacher: ColumnTeacher,
+    teacher: LazyTeacher,
     settings: Distilled,
     head: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> StepLosses:
@@ -424,30 +450,65 @@ def row_loss(name: LossName, logits: Tensor, teacher: Teacher) -> Tensor:
     return hard_cross_entropy(logits, teacher.best)
 
 
+def loss_and_variation(
+    name: LossName, logits: Tensor, teacher: Teacher, of_loss: float, of_variation: float
+) -> tuple[Tensor, Tensor]:
+    """of_loss L + of_variation (1 - alpha) at every row, L the named loss; and alpha, without a gradient."""
+    if name not in ("soft_ce", "kl"):
+        alpha = acceptance(logits, teacher)
+        return of_loss * row_loss(name, logits, teacher) + of_variation * (1.0 - alpha), alpha.detach()
+    mixed, alpha = _EntropyAndAcceptance.apply(logits, teacher.probs, teacher.mass, of_loss, -of_variation)
+    if name == "kl":
+        mixed = mixed + of_loss * torch.special.xlogy(teacher.probs, teacher.probs).sum(-1)
+    return mixed + of_variation, alpha
+
+
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
     """-sum_v p(v) log q(v) at every row: logits and probs [..., N] -> float32 [...]; probs sum to 1."""
-    losses: Tensor = _SoftCrossEntropy.apply(logits, probs)
+    losses: Tensor = _EntropyAndAcceptance.apply(logits, probs, None, 1.0, 0.0)[0]
     return losses
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Computes its gradient, q - p, in the forward pass: one [..., N] is saved for backward instead of four."""
+class _EntropyAndAcceptance(torch.autograd.Function):
+    """a CE + b alpha at every row, and alpha without a gradient; a and b are numbers, mass is unused where b is 0.
+
+    Its gradient is computed in the forward pass, so one [..., N] is saved for backward instead of several:
+      a (q_v - p_v) + b q_v (1[q_v < p'_v] - sum_u q_u 1[q_u < p'_u]),   p' = mass p.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
-        exact = logits.float()
-        q = exact.softmax(-1)  # one kernel that keeps a row in the cache, so the log of the sum is taken from its peak
-        log_sum = exact.amax(-1) - q.amax(-1).log()
-        with torch.autocast(logits.device.type, enabled=False):  # it would round the product to bfloat16
-            losses = log_sum - torch.linalg.vecdot(probs, exact)
-        ctx.save_for_backward(q.sub_(probs).to(logits.dtype))
-        return losses
+    def forward(ctx: Any, logits: Tensor, probs: Tensor, mass: Tensor | None, a: float, b: float) -> Any:
+        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        mixed, alpha = (torch.zeros(logits.shape[:-1], device=logits.device) for _ in range(2))
+        rows = [logits.flatten(0, -2), probs.flatten(0, -2), gradient.flatten(0, -2), mixed.flatten(), alpha.flatten()]
+        rows += [] if mass is None else [mass.flatten()]
+        at_once = max(1, ENTRIES_IN_CACHE // logits.shape[-1]) if logits.device.type == "cpu" else len(rows[0])
+        for some, p, into, value, accepted, *masses in zip(*(part.split(at_once) for part in rows), strict=True):
+            exact = some.float()
+            q = exact.softmax(-1)
+            if a:
+                log_sum = exact.amax(-1) - q.amax(-1).log()
+                with torch.autocast(logits.device.type, enabled=False):  # it would round the product to bfloat16
+                    value.add_(log_sum - torch.linalg.vecdot(p, exact), alpha=a)
+            if b:
+                whole = p * masses[0][:, None]
+                slope = q * (q < whole)
+                total = slope.sum(-1, keepdim=True)
+                accepted.copy_(torch.minimum(whole, q, out=whole).sum(-1))
+                value.add_(accepted, alpha=b)
+                q.mul_(a - b * total).add_(slope, alpha=b)
+            elif a != 1.0:
+                q.mul_(a)
+            into.copy_(q.sub_(p, alpha=a) if a else q)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(alpha)
+        return mixed, alpha
 
     @staticmethod
     @once_differentiable  # the saved gradient is a constant to autograd: its second derivative would be zero
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (difference,) = ctx.saved_tensors
-        return difference * gradients[0][..., None].to(difference.dtype), None
+        (gradient,) = ctx.saved_tensors
+        return gradient * gradients[0][..., None].to(gradient.dtype), None, None, None, None
 
 
 def kl_divergence(logits: Tensor, probs: Tensor) -> Tensor:
@@ -472,27 +533,8 @@ def jensen_shannon(logits: Tensor, probs: Tensor) -> Tensor:
 
 def acceptance(logits: Tensor, teacher: Teacher) -> Tensor:
     """alpha = sum_v min(p(v), q(v)) at every row: [..., N] -> float32 [...], from 0 to the teacher's mass."""
-    alpha: Tensor = _Acceptance.apply(logits, teacher.probs * teacher.mass[..., None])
+    alpha: Tensor = _EntropyAndAcceptance.apply(logits, teacher.probs, teacher.mass, 0.0, 1.0)[0]
     return alpha
-
-
-class _Acceptance(torch.autograd.Function):
-    """Computes its gradient in the forward pass, as _SoftCrossEntropy: q_v (1[q_v < p_v] - sum_u q_u 1[q_u < p_u])."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
-        q = logits.float().softmax(-1)
-        slope = q * (q < probs)
-        total = slope.sum(-1, keepdim=True)
-        alpha = torch.minimum(probs, q).sum(-1)
-        ctx.save_for_backward(slope.addcmul_(q, total, value=-1.0).to(logits.dtype))
-        return alpha
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (slope,) = ctx.saved_tensors
-        return slope * gradients[0][..., None].to(slope.dtype), None
 
 
 def lk_hybrid(logits: Tensor, teacher: Teacher) -> Tensor:

@@ -8,6 +8,8 @@ features are counted. On a CPU the estimate is of the process's resident set.
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +51,7 @@ class PeakMemory:
     optimiser: int
     features: int
     activations: int
-    logits: int  # of the rows that are judged at once
+    logits: int  # of the rows that are judged at once, and what is kept of those for their gradients
 
     @property
     def needed(self) -> int:
@@ -161,25 +163,29 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     width = draft.target.shape.hidden_size * (len(draft.target.tap_layers) + 1)
     precision = resolve_precision(schedule.precision, device)
     num_tokens = draft.target.shape.vocab_size if draft.student_ids is None else draft.student_ids.numel()
-    limits, at_step = LIMITS.get(), sizes.roots * num_tokens
-    is_lazy = at_step > limits.kept
-    probes = Limits(0, WIDTH_STEP * num_tokens * draft.num_steps) if is_lazy else limits
-    logits = 0
-    if is_lazy:
-        entries = min(limits.at_once, at_step * draft.num_steps)
-        logits = entries * precision.itemsize + entries // draft.num_steps * (16 + precision.itemsize)
+    limits, of_root = LIMITS.get(), num_tokens * draft.num_steps  # logits of a root
+    judged_twice = Limits(kept=0, at_once=SHORT * of_root, together=0)
+
+    @functools.cache
+    def forward(of: Sizes, recompute: bool = False, kept: int = 0) -> int:
+        return _forward_peak(draft, of, precision, recompute, judged_twice._replace(kept=kept), device)
 
     def peak(recompute: bool) -> float:
-        base, columns, roots = (
-            _forward_peak(draft, each, precision, recompute, probes, device)
-            for each in (Sizes(SHORT, SHORT), Sizes(LONG, SHORT), Sizes(LONG, LONG))
-        )
+        base, columns, roots = (forward(of, recompute) for of in (short, wide, long))
         per_column, per_root = (columns - base) / (LONG - SHORT), (roots - columns) / (LONG - SHORT)
         return base + per_column * (sizes.columns - SHORT) + per_root * (sizes.roots - SHORT)
 
+    short, wide, long = Sizes(SHORT, SHORT), Sizes(LONG, SHORT), Sizes(LONG, LONG)
+    twice, once = (forward(long, kept=kept) - forward(wide, kept=kept) for kept in (0, sys.maxsize))
+    kept_of_root = max(0.0, once - twice) / (LONG - SHORT)
+    entries = min(limits.at_once, sizes.roots * of_root)
+    num_kept = min(sizes.roots, (limits.kept // precision.itemsize + limits.at_once) // of_root)
+    together = max(entries // draft.num_steps, min(limits.together, entries))
+    logits = kept_of_root * num_kept + entries // draft.num_steps * 4
+    logits += together * (8 + precision.itemsize) + (entries * precision.itemsize if num_kept < sizes.roots else 0)
     activations = peak(schedule.recompute)
     if schedule.recompute:  # and those of one block, while its gradients are computed
-        activations += max(0.0, peak(False) - activations) / draft.num_steps
+        activations += max(0.0, peak(recompute=False) - activations) / draft.num_steps
     return PeakMemory(
         held=torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss,
         # The largest is there twice while a second use of it adds to its gradient.
@@ -187,7 +193,7 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
         optimiser=2 * weights - by_muon,
         features=sizes.columns * width * 4,
         activations=int(activations),
-        logits=logits,
+        logits=int(logits),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
 from components.drafts.settings import Distilled
-from components.drafts.training.losses import step_losses, teacher_distributions
+from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
@@ -23,7 +23,7 @@ def steps_of(draft: AbstractDraft, batch: Batch, rows: Tensor) -> list[Tensor]:
 
 def all_at_once(draft: AbstractDraft, batch: Batch) -> Tensor:
     """The same loss with every head in one graph."""
-    teacher = teacher_distributions(draft.target, batch.last, draft.draft_ids)  # type: ignore[arg-type]
+    teacher = teacher_for_steps(draft.target, batch, draft.draft_ids)  # type: ignore[arg-type]
     return step_losses(batch, lambda rows: steps_of(draft, batch, rows), draft.num_steps, teacher, Distilled()).loss
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.network.recompute import recomputing_blocks
+from components.drafts.training import losses
 from components.drafts.training.losses import (
     LK_ETA,
     LOSS_NAMES,
@@ -24,6 +25,7 @@ from components.drafts.training.losses import (
     average_losses,
     divisors,
     limited,
+    loss_and_variation,
     row_loss,
     smooth_l1,
     soft_cross_entropy,
@@ -320,10 +322,44 @@ def test_however_little_exists_at_once_losses_and_gradients_are_the_same(method:
 
     with recomputing_blocks(True):
         check([whole])
-    with limited(Limits(0, 1 << 14)):
-        check([whole])
+    for limits in (Limits(0, 1 << 14), Limits(1 << 16, 1 << 14, together=0)):
+        with limited(limits):
+            check([whole])
     shared = sum(divisors(part, draft) for part in parts_of(whole))
     check([part._replace(divisors=shared) for part in parts_of(whole)])
+
+
+@pytest.mark.parametrize("kept, times", [(1 << 30, 1), (0, 2)])
+def test_logits_are_computed_again_only_beyond_what_is_kept(
+    kept: int, times: int, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target("llama")
+    draft, batch, asked = new_draft(target, "dspark").train(), batch_of(target), []
+    unembed = target.unembed
+    monkeypatch.setattr(target, "unembed", lambda normed: (asked.append(normed.shape[1]), unembed(normed))[1])
+    with limited(Limits(kept)):
+        loss = draft.losses(batch).loss
+        forwards = sum(asked)
+        loss.backward()
+    assert forwards > 0 and sum(asked) == times * forwards
+
+
+def test_a_loss_and_the_variation_together_are_both_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their sum and in its gradient, four rows at a time and with each of the weights at zero."""
+    monkeypatch.setattr(losses, "ENTRIES_IN_CACHE", 4 * NUM_TOKENS)
+    logits, teacher = sample(mass=0.7)
+    for name in ("soft_ce", "kl", "js"):
+        for of_loss, of_variation in ((0.1, 0.9), (2.0, 0.0), (0.0, 1.0)):
+            ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+            mixed, alpha = loss_and_variation(name, ours, teacher, of_loss, of_variation)  # type: ignore[arg-type]
+            apart = row_loss(name, theirs, teacher), 1.0 - acceptance(theirs, teacher)  # type: ignore[arg-type]
+            torch.testing.assert_close(mixed, of_loss * apart[0] + of_variation * apart[1])
+            if of_variation:
+                torch.testing.assert_close(alpha, 1.0 - apart[1].detach())
+            weights = torch.arange(1.0, ROWS + 1)
+            (mixed * weights).sum().backward()
+            ((of_loss * apart[0] + of_variation * apart[1]) * weights).sum().backward()
+            torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def parts_of(batch: Batch) -> list[Batch]:
