@@ -167,11 +167,11 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     judged_twice = Limits(kept=0, at_once=SHORT * of_root, together=0)
 
     @functools.cache
-    def forward(of: Sizes, recompute: bool = False, kept: int = 0) -> int:
-        return _forward_peak(draft, of, precision, recompute, judged_twice._replace(kept=kept), device)
+    def forward(size: Sizes, recompute: bool = False, kept: int = 0) -> int:
+        return _forward_peak(draft, size, precision, recompute, judged_twice._replace(kept=kept), device)
 
     def peak(recompute: bool) -> float:
-        base, columns, roots = (forward(of, recompute) for of in (short, wide, long))
+        base, columns, roots = (forward(each, recompute) for each in (short, wide, long))
         per_column, per_root = (columns - base) / (LONG - SHORT), (roots - columns) / (LONG - SHORT)
         return base + per_column * (sizes.columns - SHORT) + per_root * (sizes.roots - SHORT)
 
