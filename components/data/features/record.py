@@ -32,6 +32,7 @@ from components.contract import Context, Conversations, Features, ReportProgress
 from components.data.features.format import (
     FeatureRow,
     FeaturesManifest,
+    States,
     Storage,
     bytes_per_token,
     encode,
@@ -158,18 +159,31 @@ def _write_shard(
     done = 0
     for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
         for index, states in states_by_row.items():
-            taps = encode("taps", states.taps.cpu(), shard.storage, len(shard.taps))
-            encoded_rows[index] = taps | encode("last", states.last.cpu(), shard.storage, 1)
+            encoded_rows[index] = encode_row(states, shard.storage, len(shard.taps))
             done += lengths[index]
         report_progress(done / sum(lengths))
+    write_encoded(shard.file, conversations, [encoded_rows[index] for index in range(len(ids))])
+
+
+def encode_row(states: States, storage: Storage, num_taps: int) -> dict[str, torch.Tensor]:
+    """The tensors of one row as stored on disk."""
+    taps = encode("taps", states.taps.cpu(), storage, num_taps)
+    return taps | encode("last", states.last.cpu(), storage, 1)
+
+
+def write_encoded(
+    file: Path, conversations: Sequence[Conversation], encoded_rows: Sequence[Mapping[str, torch.Tensor]]
+) -> None:
+    """Write a shard of features: these conversations and the tensors of each."""
+    ids = [conversation.ids for conversation in conversations]
     tensors = {
         "ids": torch.cat(ids).to(torch.int32),
         "mask": torch.cat([conversation.mask for conversation in conversations]),
-        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+        "offsets": torch.tensor([0, *map(len, ids)]).cumsum(0),
     }
     for name in encoded_rows[0]:
-        tensors[name] = torch.cat([encoded_rows[index][name] for index in range(len(ids))])
-    with written_whole(shard.file) as partial:
+        tensors[name] = torch.cat([row[name] for row in encoded_rows])
+    with written_whole(file) as partial:
         save_file(tensors, partial)
 
 
