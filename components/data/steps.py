@@ -294,7 +294,8 @@ def features_from_server(
     model: str = "",
     api_key_variable: str = "",
     tap_layers: Taps | None = None,
-    storage: Literal["bf16", "fp8"] = "bf16",
+    storage: Literal["bf16", "fp8", "none"] = "bf16",
+    buffer_gb: Positive = 8.0,
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
     retries: Annotated[int, Field(ge=0, le=20)] = 5,
     backoff_s: Positive = 0.5,
@@ -318,7 +319,9 @@ def features_from_server(
         model: The name of the served model; empty takes the first of /v1/models.
         api_key_variable: The environment variable that holds its key; the key is written nowhere.
         tap_layers: As of record_features; the server must hand out these layers, and then the number of all layers.
-        storage: As of record_features; whatever the server writes is taken.
+        storage: As of record_features, whatever the server writes; none stores nothing: train_draft asks for its
+            batches while it trains.
+        buffer_gb: With storage none, what the server's folder may hold for training, GB, of all its processes.
         concurrency: Requests in flight.
         retries: Further attempts for a conversation, after failures that may pass.
         backoff_s: The first wait between attempts, seconds; it doubles, with jitter, and Retry-After is respected.

@@ -9,12 +9,15 @@ shard is written and the files are deleted. So the folder never holds more than 
 What the protocol cannot say is checked by what can: the token that the server itself puts after a conversation must
 follow from the last state by the target's own norm and head, which fails for another model and for another last layer.
 Which taps a server hands out cannot be seen; their number can.
+
+With `storage: none` nothing is asked for yet: the artifact holds tokens, masks and where the server is, and training
+asks for its batches (streamed.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,20 +28,23 @@ import httpx
 import torch
 
 from components.contract import Context, Conversations, Features, Target, UserError, unfinished
+from components.data.features.format import Storage
 from components.data.features.record import (
     check_space,
     chosen_taps,
+    copy_answers,
     encode_row,
     lengths_of,
     write_encoded,
     write_features_manifest,
 )
-from components.data.features.served import StatesClient, read_states
+from components.data.features.served import StatesClient, own_folder, read_states
 from components.data.formats.responses import Conversation, open_answers, read_shard
 from components.engines.hidden_states import StatesShape, connect, discard, server_command
 from components.engines.requests import Patience, RetryableError, http_client, in_flight
 from components.engines.server_address import BaseUrl, ServerAddress
 from components.files import sweep
+from components.outside_json import JsonObject
 from components.targets.load import is_read_whole, open_target, target_facts
 
 
@@ -52,7 +58,8 @@ def features_from_server(
     model: str,
     api_key_variable: str,
     tap_layers: list[int] | None,
-    storage: Literal["bf16", "fp8"],
+    storage: Storage,
+    buffer_gb: float,
     concurrency: int,
     retries: int,
     backoff_s: float,
@@ -69,17 +76,25 @@ def features_from_server(
     todo = unfinished(shards)
     num_tokens = int(answers.info["num_tokens"])
     check_space(ctx, num_tokens, hidden_size, storage, len(taps), share_left=len(todo) / max(1, len(names)))
+    shape, patience = StatesShape(len(taps) + 1, hidden_size), Patience(retries, backoff_s, timeout_s)
+    server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
+    layers, served = [*taps, int(facts["shape"]["num_layers"])], str(target.info.get("model", ""))
+    longest = max((max(lengths_of(shard.answers)) for shard in shards), default=0)
+    ctx.note(f"expects at {base_url}: {server_command(served, layers, folder, max_tokens=longest + 1)}")
+    if storage == "none":
+        copy_answers(ctx, answers, names)
+        said: JsonObject = {**server.model_dump(exclude={"engine"}), "folder": folder, **dataclasses.asdict(patience)}
+        said |= {"wait_s": wait_s, "concurrency": concurrency, "num_checked": num_checked, "buffer_gb": buffer_gb}
+        return write_features_manifest(ctx, target, answers, names, taps, storage, server=said)
     head = None
     if num_checked and todo and not is_read_whole(target):
         head = open_target(target, device=ctx.device, kernel="plain", layers=False)
-    server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
-    shape, patience = StatesShape(len(taps) + 1, hidden_size), Patience(retries, backoff_s, timeout_s)
     owner = (target.key, answers.key)
-    states = StatesClient(server, _own_folder(folder), shape, patience, owner, taps, head, num_checked)
+    states = StatesClient(server, own_folder(folder), shape, patience, owner, taps, head, num_checked)
     if todo:
         torch.set_num_threads(ctx.num_threads)
         work = _ServerRun(states, shards, storage, concurrency, ctx)
-        asyncio.run(work.run(wait_s, [*taps, int(facts["shape"]["num_layers"])], str(target.info.get("model", ""))))
+        asyncio.run(work.run(wait_s))
     sweep(ctx.out)
     return write_features_manifest(ctx, target, answers, names, taps, storage)
 
@@ -107,7 +122,7 @@ class _ServerRun:
 
     states: StatesClient
     shards: Sequence[_Shard]
-    storage: Literal["bf16", "fp8"]
+    storage: Storage
     concurrency: int
     ctx: Context
     _num_done: int = 0
@@ -115,18 +130,15 @@ class _ServerRun:
     _new_tokens: int = 0
     _started_at: float = 0.0
 
-    async def run(self, wait_s: float, layers: Sequence[int], model: str) -> None:
-        """Ask for every conversation that no shard and no file holds yet. layers, model: what is to be served."""
+    async def run(self, wait_s: float) -> None:
+        """Ask for every conversation that no shard and no file holds yet."""
         lengths = {shard: lengths_of(shard.answers) for shard in self.shards}
         todo = unfinished(self.shards)
         self._num_rows = sum(map(len, lengths.values()))
         self._num_done = self._num_rows - sum(len(lengths[shard]) for shard in todo)
         longest = max(max(lengths[shard]) for shard in todo)
-        server = self.states.server
-        command = server_command(model, layers, str(self.states.folder), max_tokens=longest + 1)
-        self.ctx.note(f"expects at {server.base_url}: {command}")
         async with http_client(self.concurrency, self.states.patience.timeout_s) as client:
-            served = await connect(client, server, wait_s, longest)
+            served = await connect(client, self.states.server, wait_s, longest)
             self._discard_stored()
             self._started_at = time.monotonic()
 
@@ -179,15 +191,3 @@ class _ServerRun:
         write_encoded(filling.shard.file, filling.conversations, encoded_rows)
         for row, _, _ in filling.conversations:
             discard(self.states.kept(row.row_id))
-
-
-def _own_folder(folder: str) -> Path:
-    """The folder of the server's files; raises UserError where they cannot be read and deleted here."""
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise UserError(
-            f"folder: {path} is no folder here; name the server's shared_storage_path, as this machine sees it"
-        )
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise UserError(f"folder: {path} cannot be read and written here; files are deleted once they are stored")
-    return path

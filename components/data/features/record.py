@@ -43,6 +43,7 @@ from components.data.features.format import (
 )
 from components.data.formats.responses import Conversation, open_answers, read_shard, shard_name
 from components.files import sweep, written_whole
+from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
 from components.targets.shape import TapLayers, check_tap_layers, taps_of
@@ -111,11 +112,16 @@ def features_on_the_fly(
         if seconds is not None:
             about = f"about {format_duration(seconds)} of every epoch of training"
             ctx.note(f"features: nothing stored; computing them takes {about}")
+    copy_answers(ctx, answers, names)
+    return write_features_manifest(ctx, target, answers, names, taps, "none", tokens_per_pass)
+
+
+def copy_answers(ctx: Context, answers: Conversations, names: Sequence[str]) -> None:
+    """Copy shards of answers into an artifact that holds tokens and masks alone."""
     for name in names:
         with written_whole(ctx.out / name) as beside:
             shutil.copyfile(answers.path / name, beside)
     sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, taps, "none", tokens_per_pass)
 
 
 def chosen_taps(tap_layers: Sequence[int] | None, facts: Mapping[str, Any], location: str) -> TapLayers:
@@ -195,6 +201,7 @@ def write_features_manifest(
     taps: TapLayers,
     storage: Storage,
     tokens_per_pass: int | None = None,
+    server: JsonObject | None = None,
 ) -> Features:
     """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
     shape = target_facts(target)["shape"]
@@ -213,8 +220,12 @@ def write_features_manifest(
     }
     if tokens_per_pass is not None:
         manifest["tokens_per_pass"] = tokens_per_pass
+    if server is not None:
+        manifest["server"] = server
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    summary = {name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows")}
+    summary = {
+        name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows", "server")
+    }
     size = sum((ctx.out / name).stat().st_size for name in names)
     return Features.of_step(ctx, {**summary, "num_tokens": int(answers.info["num_tokens"]), "bytes": size})
 

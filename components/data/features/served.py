@@ -127,3 +127,15 @@ def follows(model: AbstractTarget, states: States, next_token: int) -> bool:
     last = states.last[-1:].to(model.device, model.dtype)[None]
     logits = model.unembed(model.final_norm(last))[0, 0]
     return next_token in logits.topk(min(LIKELIEST, len(logits))).indices.tolist()
+
+
+def own_folder(folder: str) -> Path:
+    """The folder of the server's files; raises UserError where they cannot be read and deleted here."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise UserError(
+            f"folder: {path} is no folder here; name the server's shared_storage_path, as this machine sees it"
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise UserError(f"folder: {path} cannot be read and written here; files are deleted once they are stored")
+    return path

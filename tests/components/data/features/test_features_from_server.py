@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from answering_server import AnsweringServer, answering
+from answering_server import answering
 from killed_step import context, files_of, run_killed
-from safetensors.torch import save_file
+from states_server import StatesServer
 from tiny_targets import VOCAB_SIZE, make_tiny_target
 
 from components.contract import Conversations, Features, Target, UserError
@@ -27,15 +24,12 @@ from components.engines.hidden_states import (
     CPU_MODULE,
     FP8_CONNECTOR,
     FP8_MODULE,
-    StatesShape,
     server_command,
     server_options,
 )
 from components.targets import load_target
-from components.targets.load import open_target
 
-HIDDEN, LAYERS = 64, 8
-SHAPE = StatesShape(4, HIDDEN)
+HIDDEN = 64
 FLIGHT = 3
 SETTINGS: dict[str, Any] = {
     "concurrency": FLIGHT,
@@ -44,7 +38,6 @@ SETTINGS: dict[str, Any] = {
     "timeout_s": 20.0,
     "wait_s": 10.0,
 }
-Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -77,45 +70,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Conversations:
 @pytest.fixture(scope="module")
 def recorded(target: Target, answers: Conversations, tmp_path_factory: pytest.TempPathFactory) -> Features:
     return record_features(target, answers, ctx=context(tmp_path_factory.mktemp("recorded") / "out"))
-
-
-class StatesServer(AnsweringServer):
-    """Hands out the recorded states as vLLM's connector does: the reply names a file that is still being written."""
-
-    def __init__(self, target: Target, recorded: Features, folder: Path) -> None:
-        super().__init__(self.said)
-        self.beside = self.named
-        self.folder, self.change = folder, lambda tensors: tensors
-        self.states: dict[tuple[int, ...], torch.Tensor] = {}
-        self.next: dict[tuple[int, ...], int] = {}
-        opened, model = open_features(recorded), open_target(target, kernel="plain", layers=False)
-        for row in [*opened.rows("train"), *opened.rows("validation")]:
-            example = opened.load(row)
-            ids = tuple(example.ids.tolist())
-            self.states[ids] = torch.cat([example.taps.unflatten(-1, (-1, HIDDEN)), example.last[:, None]], dim=1)
-            last = example.last[-1:].float()[None]
-            self.next[ids] = int(model.unembed(model.final_norm(last))[0, 0].argmax())
-
-    change: Change
-
-    def said(self, prompt: tuple[int, ...]) -> dict[str, Any]:
-        choice = {"text": "", "finish_reason": "length"}
-        return {**choice, "token_ids": [self.next[prompt]], "prompt_token_ids": list(prompt)}
-
-    def named(self, prompt: tuple[int, ...]) -> dict[str, Any]:
-        file = self.folder / f"cmpl-{len(self.bodies)}-{abs(hash(prompt))}.safetensors"
-        lock = os.open(f"{file}.lock", os.O_CREAT | os.O_WRONLY, 0o644)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        threading.Timer(0.02, self.write, (prompt, file, lock)).start()
-        return {"kv_transfer_params": {"hidden_states_path": f"/elsewhere/{file.name}"}}
-
-    def write(self, prompt: tuple[int, ...], file: Path, lock: int) -> None:
-        try:
-            tensors = {"hidden_states": self.states[prompt], "token_ids": torch.tensor(prompt)}
-            if changed := self.change(tensors):
-                save_file(changed, file)
-        finally:
-            os.close(lock)
 
 
 @pytest.fixture
