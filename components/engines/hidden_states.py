@@ -67,8 +67,8 @@ def server_options(layers: Sequence[int], folder: str, *, connector: str = CONNE
     if module:
         transfer["kv_connector_module_path"] = module
     transfer["kv_connector_extra_config"] = {"shared_storage_path": folder}
-    said = ["--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)]
-    return [*said, "--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
+    configs = ["--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)]
+    return [*configs, "--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
 
 
 def server_command(model: str, layers: Sequence[int], folder: str, *, max_tokens: int = 8192, gpus: int = 1) -> str:
@@ -133,11 +133,11 @@ async def ask_for_states(
     try:
         reply = json.loads(body)
         choice = reply["choices"][0]
-        seen, said = choice.get("prompt_token_ids"), choice.get("token_ids")
+        prompt_ids, answer_ids = choice.get("prompt_token_ids"), choice.get("token_ids")
         path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise RetryableError(server.without_key(f"not an answer of vLLM: {error!r}")) from error
-    if seen is not None and seen != list(ids):
+    if prompt_ids is not None and prompt_ids != list(ids):
         raise UserError(f"{server.location}: has seen other tokens than were sent; serve the target that answered")
     if not isinstance(path, str):
         raise UserError(
@@ -147,11 +147,11 @@ async def ask_for_states(
     name = path.rpartition("/")[2]
     if not name.endswith(SUFFIX) or name.startswith("."):
         raise UserError(f"{server.location}: names {path[:200]!r}, which is no file of hidden states; take vLLM's own")
-    return StatesReply(name, _first_token(said))
+    return StatesReply(name, _first_token(answer_ids))
 
 
-def _first_token(said: Any) -> int | None:
-    token = said[0] if isinstance(said, list) and said else None
+def _first_token(ids: Any) -> int | None:
+    token = ids[0] if isinstance(ids, list) and ids else None
     return token if isinstance(token, int) else None
 
 
@@ -172,8 +172,8 @@ async def until_whole(server: ServerAddress, file: Path, wait_s: float) -> None:
             )
         await asyncio.sleep(LOOKS_EVERY_S)
     try:
-        with lock.open("rb") as held:
-            while not try_lock(held, shared=True):
+        with lock.open("rb") as lock_file:
+            while not try_lock(lock_file, shared=True):
                 if time.monotonic() - began > wait_s:
                     raise RetryableError(f"{file.name} was not whole within {wait_s:g} s")
                 await asyncio.sleep(LOOKS_EVERY_S)

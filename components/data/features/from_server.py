@@ -78,14 +78,18 @@ def features_from_server(
     check_space(ctx, num_tokens, hidden_size, storage, len(taps), share_left=len(todo) / max(1, len(names)))
     shape, patience = StatesShape(len(taps) + 1, hidden_size), Patience(retries, backoff_s, timeout_s)
     server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
-    layers, served = [*taps, int(facts["shape"]["num_layers"])], str(target.info.get("model", ""))
+    layers, model_name = [*taps, int(facts["shape"]["num_layers"])], str(target.info.get("model", ""))
     longest = max((max(lengths_of(shard.answers)) for shard in shards), default=0)
-    ctx.note(f"expects at {base_url}: {server_command(served, layers, folder, max_tokens=longest + 1)}")
+    ctx.note(f"expects at {base_url}: {server_command(model_name, layers, folder, max_tokens=longest + 1)}")
     if storage == "none":
         copy_answers(ctx, answers, names)
-        said: JsonObject = {**server.model_dump(exclude={"engine"}), "folder": folder, **dataclasses.asdict(patience)}
-        said |= {"wait_s": wait_s, "concurrency": concurrency, "num_checked": num_checked, "buffer_gb": buffer_gb}
-        return write_features_manifest(ctx, target, answers, names, taps, storage, server=said)
+        settings: JsonObject = {
+            **server.model_dump(exclude={"engine"}),
+            "folder": folder,
+            **dataclasses.asdict(patience),
+        }
+        settings |= {"wait_s": wait_s, "concurrency": concurrency, "num_checked": num_checked, "buffer_gb": buffer_gb}
+        return write_features_manifest(ctx, target, answers, names, taps, storage, server=settings)
     head = None
     if num_checked and todo and not is_read_whole(target):
         head = open_target(target, device=ctx.device, kernel="plain", layers=False)
@@ -142,8 +146,8 @@ class _ServerRun:
             self._discard_stored()
             self._started_at = time.monotonic()
 
-            async def ask(asked: tuple[_Filling, Conversation]) -> None:
-                await self._ask(client, served, *asked)
+            async def ask(row: tuple[_Filling, Conversation]) -> None:
+                await self._ask(client, served, *row)
 
             await in_flight(self._missing(todo), self.concurrency, ask)
 
@@ -152,7 +156,7 @@ class _ServerRun:
         for shard in self.shards:
             if shard.file.exists():
                 for conversation in read_shard(shard.answers):
-                    discard(self.states.kept(conversation.row.row_id))
+                    discard(self.states.file_of(conversation.row.row_id))
 
     def _missing(self, todo: Sequence[_Shard]) -> Iterator[tuple[_Filling, Conversation]]:
         """The conversations without a file, shard by shard; a shard is read when its first one is asked for."""
@@ -172,8 +176,8 @@ class _ServerRun:
         try:
             await self.states.bring(client, model, row_id, conversation.ids)
         except RetryableError as error:
-            kept = f"{self._num_done} conversations are kept: mend it and run again, and only the others are asked for"
-            raise UserError(f"{server.location}: {row_id}: {error}; {kept}") from error
+            hint = f"{self._num_done} conversations are kept: mend it and run again, and only the others are asked for"
+            raise UserError(f"{server.location}: {row_id}: {error}; {hint}") from error
         filling.num_missing -= 1
         self._num_done += 1
         self._new_tokens += len(conversation.ids)
@@ -186,8 +190,8 @@ class _ServerRun:
         """Write a shard, then delete the files that it was made from."""
         encoded_rows = []
         for row, ids, _ in filling.conversations:
-            states = read_states(self.states.kept(row.row_id), ids, self.states.shape)
+            states = read_states(self.states.file_of(row.row_id), ids, self.states.shape)
             encoded_rows.append(encode_row(states, self.storage, len(self.states.taps)))
         write_encoded(filling.shard.file, filling.conversations, encoded_rows)
         for row, _, _ in filling.conversations:
-            discard(self.states.kept(row.row_id))
+            discard(self.states.file_of(row.row_id))

@@ -53,7 +53,7 @@ class StatesClient:
     head: AbstractTarget | None = None
     num_checked: int = 0
 
-    def kept(self, row_id: str) -> Path:
+    def file_of(self, row_id: str) -> Path:
         """Where a conversation's file is, once it is kept."""
         digest = digest_of_json([*self.owner, list(self.taps), row_id])
         return self.folder / f"kept-{digest[:32]}.safetensors"
@@ -61,7 +61,7 @@ class StatesClient:
     def read_kept(self, row_id: str, ids: Tensor) -> States | None:
         """A conversation's states from its file; None where there is none, or a power cut has torn it."""
         try:
-            return read_states(self.kept(row_id), ids, self.shape)
+            return read_states(self.file_of(row_id), ids, self.shape)
         except RetryableError:
             return None
 
@@ -81,7 +81,7 @@ class StatesClient:
         except (RetryableError, UserError):
             discard(file)
             raise
-        os.replace(file, self.kept(row_id))
+        os.replace(file, self.file_of(row_id))
         lock_of(file).unlink(missing_ok=True)
 
     def _check_next(self, row_id: str, states: States, token: int) -> None:
@@ -101,10 +101,10 @@ def read_states(file: Path, ids: Tensor, shape: StatesShape) -> States:
     """
     try:
         tensors = load_file(file)
-        states, seen = tensors["hidden_states"], tensors["token_ids"]
+        states, token_ids = tensors["hidden_states"], tensors["token_ids"]
     except (OSError, SafetensorError, KeyError) as error:
         raise RetryableError(f"{file.name} is no whole file of hidden states ({error})") from error
-    if not torch.equal(seen.long(), ids.long()):
+    if not torch.equal(token_ids.long(), ids.long()):
         raise UserError(f"{file}: holds states of other tokens than were sent; serve the target that answered")
     wanted = (len(ids), *shape)
     if tuple(states.shape) != wanted:

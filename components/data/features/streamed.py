@@ -60,8 +60,8 @@ class StreamedFeatures(FeatureSource):
         """See FeatureSource."""
         examples = []
         whole = [self.shards.part(row, "ids").long() for row in rows]
-        found = self._buffer.read([(row.row_id, ids) for row, ids in zip(rows, whole, strict=True)])
-        for row, ids, (taps, last) in zip(rows, whole, found, strict=True):
+        row_states = self._buffer.read([(row.row_id, ids) for row, ids in zip(rows, whole, strict=True)])
+        for row, ids, (taps, last) in zip(rows, whole, row_states, strict=True):
             mask = self.shards.part(row, "mask", max_tokens)
             states = (taps[:max_tokens], last[:max_tokens])
             examples.append(Example(row.row_id, row.workload, ids[:max_tokens], mask, *states))
@@ -74,23 +74,23 @@ def with_states(source: FeatureSource, model: AbstractTarget, num_processes: int
     model: the target; of one whose states are served, norm and head are enough. num_processes: those that read the
     same source, each a part of the buffer.
     """
-    said = source.manifest.get("server")
-    if said is None:
+    settings = source.manifest.get("server")
+    if settings is None:
         return source.computed_by(model)
-    address = ServerAddress(**{name: said[name] for name in ("base_url", "model", "api_key_variable")})
+    address = ServerAddress(**{name: settings[name] for name in ("base_url", "model", "api_key_variable")})
     taps = source.manifest["tap_layers"]
     states = StatesClient(
         server=address,
-        folder=own_folder(said["folder"]),
+        folder=own_folder(settings["folder"]),
         shape=StatesShape(len(taps) + 1, source.manifest["hidden_size"]),
-        patience=Patience(said["retries"], said["backoff_s"], said["timeout_s"]),
+        patience=Patience(settings["retries"], settings["backoff_s"], settings["timeout_s"]),
         owner=(source.manifest["target_key"], source.manifest["answers_key"]),
         taps=taps,
         head=model,
-        num_checked=said["num_checked"],
+        num_checked=settings["num_checked"],
     )
-    room = int(said["buffer_gb"] * 1e9) // num_processes
-    return StreamedFeatures(source, states, said["concurrency"], room, said["wait_s"])
+    room = int(settings["buffer_gb"] * 1e9) // num_processes
+    return StreamedFeatures(source, states, settings["concurrency"], room, settings["wait_s"])
 
 
 Asked = tuple[str, Tensor]
@@ -141,13 +141,13 @@ class _Buffer:
     def read(self, rows: Sequence[Asked]) -> list[States]:
         """The states of these conversations, waiting for those that are not there yet."""
         asyncio.run_coroutine_threadsafe(self._bring_all(rows), self._loop).result()
-        found = []
+        row_states = []
         for row_id, ids in rows:
             while (states := self._states.read_kept(row_id, ids)) is None:  # another process made room, or it was torn
                 asyncio.run_coroutine_threadsafe(self._bring_again(row_id, ids), self._loop).result()
-            found.append(states)
+            row_states.append(states)
         self._loop.call_soon_threadsafe(self._let_go, {row_id for row_id, _ in rows})
-        return found
+        return row_states
 
     async def _open(self, wait_s: float, longest: int) -> None:
         self._changed = asyncio.Event()
@@ -156,7 +156,7 @@ class _Buffer:
         self._model = await connect(self._client, self._states.server, wait_s, longest)
         names = {file.name for file in self._states.folder.glob("kept-*")}
         for row_id in self._sizes:
-            if self._states.kept(row_id).name in names:
+            if self._states.file_of(row_id).name in names:
                 self._hold(row_id)
                 self._over[row_id] = None
 
@@ -195,7 +195,7 @@ class _Buffer:
             oldest, _ = self._over.popitem(last=False)
             self._here.discard(oldest)
             self._held -= self._sizes[oldest]
-            discard(self._states.kept(oldest))
+            discard(self._states.file_of(oldest))
 
     async def _change(self) -> None:
         """Wait until training has read something."""
