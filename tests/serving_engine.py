@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -47,3 +48,13 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def requests_ended(address: str) -> int:
+    """How many requests this vLLM has answered to their end."""
+    with urllib.request.urlopen(address.removesuffix("/v1") + "/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    said = [line for line in lines if line.startswith("vllm:request_success_total{")]
+    ended = [line for line in said if 'finished_reason="stop"' in line or 'finished_reason="length"' in line]
+    assert len(ended) == 2, said
+    return sum(round(float(line.rsplit(" ", 1)[1])) for line in ended)

@@ -12,6 +12,7 @@ from components.data.steps import collect_traffic as collect_traffic
 from components.data.steps import collect_workloads as collect_workloads
 from components.data.steps import corpus_from_chats as corpus_from_chats
 from components.data.steps import deduplicate as deduplicate
+from components.data.steps import features_from_server as features_from_server
 from components.data.steps import features_on_the_fly as features_on_the_fly
 from components.data.steps import mix_chats as mix_chats
 from components.data.steps import mix_prompts as mix_prompts

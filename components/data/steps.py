@@ -284,6 +284,57 @@ def features_on_the_fly(
     return run(target, answers, tap_layers=tap_layers, tokens_per_pass=tokens_per_pass, ctx=ctx)
 
 
+def features_from_server(
+    target: Target,
+    answers: Conversations,
+    *,
+    base_url: BaseUrl,
+    folder: Name,
+    engine: Literal["auto", "vllm"] = "auto",
+    model: str = "",
+    api_key_variable: str = "",
+    tap_layers: Taps | None = None,
+    storage: Literal["bf16", "fp8", "none"] = "bf16",
+    buffer_gb: Positive = 8.0,
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16,
+    retries: Annotated[int, Field(ge=0, le=20)] = 5,
+    backoff_s: Positive = 0.5,
+    timeout_s: Positive = 600.0,
+    wait_s: Positive = 30.0,
+    num_checked: Count = 4,
+    ctx: Context,
+) -> Features:
+    """Let vLLM run a target that does not fit here, and keep the hidden states that it hands out.
+
+    Writes what data.record_features writes. The server needs `extract_hidden_states` and a connector that writes files
+    (docs/my-data.md, Hidden states from a server).
+
+    Args:
+        target: The model that the server serves; of its weights only the final norm and the head are read.
+        answers: Its answers; every one is asked for, and a fault stops the step, which goes on where it was.
+        base_url: The server's address with or without /v1; no credentials, query or fragment.
+        folder: The folder that the server writes to (its shared_storage_path), as this machine sees it. Files are
+            deleted once they are stored.
+        engine: The engine behind it, which must be vLLM; auto asks the server.
+        model: The name of the served model; empty takes the first of /v1/models.
+        api_key_variable: The environment variable that holds its key; the key is written nowhere.
+        tap_layers: As of record_features; the server must hand out these layers, and then the number of all layers.
+        storage: As of record_features, whatever the server writes; none stores nothing: train_draft asks for its
+            batches while it trains.
+        buffer_gb: With storage none, what the server's folder may hold for training, GB, of all its processes.
+        concurrency: Requests in flight.
+        retries: Further attempts for a conversation, after failures that may pass.
+        backoff_s: The first wait between attempts, seconds; it doubles, with jitter, and Retry-After is respected.
+        timeout_s: The longest that one conversation's states may take, seconds.
+        wait_s: How long the server may take to answer for the first time, seconds.
+        num_checked: Conversations of a run whose next token must follow from the last state by the target's own head.
+    """
+    arguments = locals().copy()
+    from components.data.features.from_server import features_from_server as run
+
+    return run(**arguments)
+
+
 def record_features(
     target: Target,
     answers: Conversations,

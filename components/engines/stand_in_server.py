@@ -2,18 +2,26 @@
 
 Requests and replies are those of the engine's own address (client.py, bench/engines/connect.py): whole or streamed,
 token ids or text, acceptance as that engine reports it. It runs no model; its answers are the same few tokens over and
-over, of which a round of DEPTH draft tokens accepts one.
+over, of which a round of DEPTH draft tokens accepts one. A vLLM with a folder for it writes hidden states too
+(hidden_states.py): random ones, in the shape that the request expects.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Final
 
+import numpy as np
+from safetensors.numpy import save_file
+
+from components.engines.hidden_states import SUFFIX, lock_of
+from components.files import locked
 from components.outside_json import JsonObject
 
 DEPTH: Final = 2
@@ -30,13 +38,18 @@ _FACTS: Final[dict[str, tuple[str, JsonObject]]] = {
 
 
 class StandInServer(ThreadingHTTPServer):
-    """Speaks the protocol of `engine`: vllm, sglang, llama.cpp, or openai for all others."""
+    """Speaks the protocol of `engine`: vllm, sglang, llama.cpp, or openai for all others.
+
+    folder: where it writes hidden states, made when it is missing; None writes none.
+    """
 
     daemon_threads = True
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, folder: Path | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.engine = engine
+        self.engine, self.folder = engine, folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         self.num_rounds = 0  # of all answers, for vLLM's counters
 
     @property
@@ -52,9 +65,9 @@ class StandInServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def stand_in_server(engine: str) -> Iterator[StandInServer]:
+def stand_in_server(engine: str, folder: Path | None = None) -> Iterator[StandInServer]:
     """A running server; it is gone at the end."""
-    with StandInServer(engine) as server:
+    with StandInServer(engine, folder) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:
@@ -86,6 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
         count = next((limit for limit in limits if limit is not None), 0)
         prompt = body.get("input_ids", body.get("prompt"))
         whole = _reply_of(self.server.engine, prompt, count, self.server.answered(count))
+        expected = (body.get("kv_transfer_params") or {}).get("expected")
+        if expected and self.server.folder is not None:
+            file = _write_random_states(self.server.folder, prompt, *expected)
+            whole["kv_transfer_params"] = {"hidden_states_path": str(file)}
         if not body.get("stream"):
             self._reply(whole)
             return
@@ -127,6 +144,15 @@ def _reply_of(engine: str, prompt: object, count: int, rounds: int) -> JsonObjec
         histogram = [rounds - accepted, accepted, *[0] * (DEPTH - 1)]
         reply["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": histogram}}
     return reply
+
+
+def _write_random_states(folder: Path, ids: Sequence[int], num_states: int, hidden_size: int) -> Path:
+    """Write random states of these tokens under a lock, as vLLM's connector does, in float16; returns the file."""
+    file = folder / f"cmpl-{uuid.uuid4().hex}{SUFFIX}"
+    states = np.random.default_rng(len(ids)).standard_normal((len(ids), num_states, hidden_size), dtype=np.float32)
+    with locked(lock_of(file)):
+        save_file({"hidden_states": states.astype(np.float16), "token_ids": np.array(ids, dtype=np.int64)}, file)
+    return file
 
 
 def _streamed(engine: str, whole: JsonObject) -> Iterator[JsonObject]:

@@ -58,10 +58,11 @@ def rehearse(
     shutil.rmtree(home, ignore_errors=True)
     store = Store(home)
     with contextlib.ExitStack() as servers:
-        server_of = functools.cache(lambda engine: servers.enter_context(stand_in_server(engine)).url)
+        states = home / "states"
+        server_of = functools.cache(lambda engine: servers.enter_context(stand_in_server(engine, states)).url)
         chats = None if online else write_module_chats(home / "chats.jsonl")
         configs = None if online else options.file.resolve().parent / "configs"
-        planned = plan_rehearsal(pipeline, param, options, store, StandIns(server_of, chats, configs))
+        planned = plan_rehearsal(pipeline, param, options, store, StandIns(server_of, chats, configs, states))
         require_writable(home)
         echo(f"{pipeline}: a rehearsal of {len(planned.steps)} steps")
         with Display(out, width=max(len(step.name) for step in planned.steps)) as display:

@@ -40,7 +40,7 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.write_answers": {"max_new_tokens": 24},
     "data.write_answers_by_server": {"max_new_tokens": 24},
-    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "checkpoint_every": 1},
+    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "checkpoint_every": 1, "processes": 2},
     "speedup.choose_depth": {"num_draws": 200},
     "speedup.choose_stop": {"num_draws": 200},
     "speedup.confirm_stop": {"num_draws": 200},
@@ -65,6 +65,7 @@ INSTEAD: Mapping[str, JsonObject] = {
     "bench.compare_end_to_end": {"precision": 0.5},
     "bench.compare_stop": {"precision": 0.5},
     "bench.measure_step_cost": {"precision": 0.5},
+    "data.features_from_server": {"num_checked": 0},  # random states are followed by no token in particular
 }
 """Address of a step -> settings that a rehearsal has other values of."""
 LEFT_OUT: Mapping[str, str] = {"publish.upload_release": "it would upload"}
@@ -79,11 +80,13 @@ class StandIns:
     chats: a file of conversations for sources on the hub; None where the hub itself is read.
     configs: a folder with OWNER--NAME/config.json, and a tokenizer where there is one, of models on the hub; None where
         the hub itself is read.
+    states: the folder that the stand-in of vLLM writes hidden states to.
     """
 
     server: Callable[[str], str]
     chats: Path | None = None
     configs: Path | None = None
+    states: Path | None = None
 
     def model(self, name: str) -> str:
         """Where the configuration of a model is read from: a folder of `configs`, else what the pipeline says."""
@@ -122,6 +125,8 @@ def _small(step: WiredStep, packages: tuple[str, ...], stand_ins: StandIns) -> W
         values["sources"] = [{**one, "max_rows": _cut(one["max_rows"], 500)} for one in values["sources"]]
     if "base_url" in values:
         values |= _stand_in_address(values, stand_ins)
+    if step.address == "data.features_from_server":
+        values["folder"] = str(stand_ins.states)
     if "servers" in values:
         values["servers"] = [{**server, **_stand_in_address(server, stand_ins)} for server in values["servers"]]
     settings, faults = step.function.settings(values)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_engine import kill_group
+from serving_engine import kill_group, requests_ended
 
 from benchmarks.engine_cases import EngineCases
 from benchmarks.engine_vllm import vllm_process
@@ -38,16 +37,6 @@ def lengths(cases: EngineCases, prompts: Prompts) -> list[int]:
     tokenizer = open_tokenizer(cases.target)
     every = [one for split in ("train", "validation") for one in read_prompts(prompts, split)]
     return sorted(len(encode_prompt(tokenizer, one)) for one in every)
-
-
-def requests_ended(address: str) -> int:
-    """How many requests this vLLM has answered to their end."""
-    with urllib.request.urlopen(address.removesuffix("/v1") + "/metrics", timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
-    said = [line for line in lines if line.startswith("vllm:request_success_total{")]
-    ended = [line for line in said if 'finished_reason="stop"' in line or 'finished_reason="length"' in line]
-    assert len(ended) == 2, said
-    return sum(round(float(line.rsplit(" ", 1)[1])) for line in ended)
 
 
 def test_answered_failed_and_skipped_are_all_and_a_killed_vllm_or_step_costs_no_answer_twice(

@@ -31,11 +31,11 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, NotRequired, TypedDict, final
+from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict, final
 
 import torch
 from safetensors import safe_open
@@ -47,7 +47,7 @@ from components.targets.interface import AbstractTarget
 from components.targets.shape import TapLayers
 
 Storage = Literal["bf16", "fp8", "none"]
-"""none: hidden states are not stored but computed while training."""
+"""none: hidden states are not stored but computed while training, here or by a server."""
 
 FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 1.875 * 2.0**127
@@ -88,7 +88,8 @@ class FeaturesManifest(TypedDict):
     """The content of `manifest.json`.
 
     tap_layers: C indices of HF hidden_states. splits: split -> rows, tokens, answer_tokens. rows: fields of
-    FeatureRow. storage: absent in old artifacts, which are bf16. tokens_per_pass: only where states are not stored.
+    FeatureRow. storage: absent in old artifacts, which are bf16. tokens_per_pass: only where the target computes states
+    while training. server: only where a server does (streamed.py).
     """
 
     target_key: str
@@ -102,6 +103,7 @@ class FeaturesManifest(TypedDict):
     rows: list[JsonObject]
     storage: Storage
     tokens_per_pass: NotRequired[int]
+    server: NotRequired[JsonObject]
 
 
 class Shards:
@@ -135,8 +137,10 @@ class FeatureSource(ABC):
     what was loaded before, so that a resumed run gets the same numbers.
     """
 
-    needs_passes: ClassVar[bool] = False
-    """Whether a target computes the features."""
+    @property
+    def needs_passes(self) -> bool:
+        """Whether the target computes the features here."""
+        return False
 
     def __init__(self, path: Path, manifest: FeaturesManifest) -> None:
         self.path, self.manifest = path, manifest
@@ -150,6 +154,12 @@ class FeatureSource(ABC):
     def computed_by(self, target: AbstractTarget) -> FeatureSource:
         """The same source with a target to compute features with; stored features do not need one."""
         return self
+
+    def expect(self, batches: Iterable[Sequence[FeatureRow]]) -> None:  # noqa: B027 - most need not know
+        """Say which rows will be loaded, batch by batch; only a server is asked ahead."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of whatever computes the features."""
 
     @cached_property
     def _by_id(self) -> dict[str, FeatureRow]:
@@ -206,11 +216,14 @@ class StoredFeatures(FeatureSource):
 class LiveFeatures(FeatureSource):
     """Features computed by the target on demand."""
 
-    needs_passes: ClassVar[bool] = True
-
     def __init__(self, path: Path, manifest: FeaturesManifest, target: AbstractTarget | None = None) -> None:
         super().__init__(path, manifest)
         self.target = target
+
+    @property
+    def needs_passes(self) -> bool:
+        """See FeatureSource."""
+        return "server" not in self.manifest
 
     def computed_by(self, target: AbstractTarget) -> LiveFeatures:
         """See FeatureSource."""

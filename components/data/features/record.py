@@ -32,6 +32,7 @@ from components.contract import Context, Conversations, Features, ReportProgress
 from components.data.features.format import (
     FeatureRow,
     FeaturesManifest,
+    States,
     Storage,
     bytes_per_token,
     encode,
@@ -42,6 +43,7 @@ from components.data.features.format import (
 )
 from components.data.formats.responses import Conversation, open_answers, read_shard, shard_name
 from components.files import sweep, written_whole
+from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
 from components.targets.shape import TapLayers, check_tap_layers, taps_of
@@ -110,11 +112,16 @@ def features_on_the_fly(
         if seconds is not None:
             about = f"about {format_duration(seconds)} of every epoch of training"
             ctx.note(f"features: nothing stored; computing them takes {about}")
+    copy_answers(ctx, answers, names)
+    return write_features_manifest(ctx, target, answers, names, taps, "none", tokens_per_pass)
+
+
+def copy_answers(ctx: Context, answers: Conversations, names: Sequence[str]) -> None:
+    """Copy shards of answers into an artifact that holds tokens and masks alone."""
     for name in names:
         with written_whole(ctx.out / name) as beside:
             shutil.copyfile(answers.path / name, beside)
     sweep(ctx.out)
-    return write_features_manifest(ctx, target, answers, names, taps, "none", tokens_per_pass)
 
 
 def chosen_taps(tap_layers: Sequence[int] | None, facts: Mapping[str, Any], location: str) -> TapLayers:
@@ -158,18 +165,31 @@ def _write_shard(
     done = 0
     for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
         for index, states in states_by_row.items():
-            taps = encode("taps", states.taps.cpu(), shard.storage, len(shard.taps))
-            encoded_rows[index] = taps | encode("last", states.last.cpu(), shard.storage, 1)
+            encoded_rows[index] = encode_row(states, shard.storage, len(shard.taps))
             done += lengths[index]
         report_progress(done / sum(lengths))
+    write_encoded(shard.file, conversations, [encoded_rows[index] for index in range(len(ids))])
+
+
+def encode_row(states: States, storage: Storage, num_taps: int) -> dict[str, torch.Tensor]:
+    """The tensors of one row as stored on disk."""
+    taps = encode("taps", states.taps.cpu(), storage, num_taps)
+    return taps | encode("last", states.last.cpu(), storage, 1)
+
+
+def write_encoded(
+    file: Path, conversations: Sequence[Conversation], encoded_rows: Sequence[Mapping[str, torch.Tensor]]
+) -> None:
+    """Write a shard of features: these conversations and the tensors of each."""
+    ids = [conversation.ids for conversation in conversations]
     tensors = {
         "ids": torch.cat(ids).to(torch.int32),
         "mask": torch.cat([conversation.mask for conversation in conversations]),
-        "offsets": torch.tensor([0, *lengths]).cumsum(0),
+        "offsets": torch.tensor([0, *map(len, ids)]).cumsum(0),
     }
     for name in encoded_rows[0]:
-        tensors[name] = torch.cat([encoded_rows[index][name] for index in range(len(ids))])
-    with written_whole(shard.file) as partial:
+        tensors[name] = torch.cat([row[name] for row in encoded_rows])
+    with written_whole(file) as partial:
         save_file(tensors, partial)
 
 
@@ -181,6 +201,7 @@ def write_features_manifest(
     taps: TapLayers,
     storage: Storage,
     tokens_per_pass: int | None = None,
+    server: JsonObject | None = None,
 ) -> Features:
     """Write manifest.json for the shards `names` of ctx.out, which mirror those of answers; returns the artifact."""
     shape = target_facts(target)["shape"]
@@ -199,8 +220,12 @@ def write_features_manifest(
     }
     if tokens_per_pass is not None:
         manifest["tokens_per_pass"] = tokens_per_pass
+    if server is not None:
+        manifest["server"] = server
     (ctx.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    summary = {name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows")}
+    summary = {
+        name: value for name, value in manifest.items() if name not in ("answers_key", "shards", "rows", "server")
+    }
     size = sum((ctx.out / name).stat().st_size for name in names)
     return Features.of_step(ctx, {**summary, "num_tokens": int(answers.info["num_tokens"]), "bytes": size})
 

@@ -20,15 +20,9 @@ import httpx
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data.formats.responses import sample_of_shards, shard_name, summarise, write_manifest, write_shard
 from components.data.responses.generate import Job, NotAnswered, jobs_of
-from components.data.responses.server_client import (
-    CompletionClient,
-    Journal,
-    RefusedPrompt,
-    RequestOptions,
-    RetryableError,
-    ServerAnswer,
-)
+from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
 from components.engines.client import wait_until_ready
+from components.engines.requests import Patience, RefusedPrompt, RetryableError, http_client, in_flight
 from components.engines.server_address import BaseUrl, ServerAddress, ServerEngine
 from components.files import sweep
 from components.targets.load import open_tokenizer, target_facts
@@ -74,9 +68,7 @@ def write_answers_by_server(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         seed=ctx.seed,
-        retries=retries,
-        backoff_s=backoff_s,
-        timeout_s=timeout_s,
+        patience=Patience(retries, backoff_s, timeout_s),
     )
     journal_header: dict[str, str | int] = {
         "target": target.key,
@@ -108,9 +100,7 @@ class _ServerRun:
 
     async def run(self, wait_s: float) -> None:
         """Request every answer that the journal does not hold yet; raises UserError where too many prompts fail."""
-        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-        timeout = httpx.Timeout(self.options.timeout_s)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+        async with http_client(self.concurrency, self.options.patience.timeout_s) as client:
             info = await wait_until_ready(client, self.server, wait_s)
             self.server_name = f"{info.engine} {info.version}".strip()
             completions = CompletionClient(self.server, info, self.options)
@@ -121,30 +111,16 @@ class _ServerRun:
                     f"{self.server.base_url}: {self.server_name}, model {info.model}: {len(todo)} prompts to ask"
                 )
                 self._started_at = time.monotonic()
-                await self._request_all(client, completions, journal, todo)
+
+                async def ask(job: Job) -> None:
+                    await self._request_one(client, completions, journal, job)
+
+                await in_flight(todo, self.concurrency, ask)
         if len(self.failed) > self.max_failed * len(self.jobs) or not self.answers:
             raise UserError(
                 f"{self.server.location}: {len(self.failed)} of {len(self.jobs)} prompts failed (the first: "
                 f"{next(iter(self.failed.values()))}); {self._resume_hint()}, or raise max_failed"
             )
-
-    async def _request_all(
-        self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, todo: Sequence[Job]
-    ) -> None:
-        """A closed loop: each of `concurrency` workers takes the next prompt as soon as it has an answer."""
-        waiting = iter(todo)
-
-        async def worker() -> None:
-            for job in waiting:
-                await self._request_one(client, completions, journal, job)
-
-        tasks = [asyncio.create_task(worker()) for _ in range(min(self.concurrency, len(todo)))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _request_one(
         self, client: httpx.AsyncClient, completions: CompletionClient, journal: Journal, job: Job

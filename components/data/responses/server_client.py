@@ -6,9 +6,7 @@
     transformers,
     openai          POST /v1/completions  prompt as a text that encodes to the same ids; its text is tokenised again
 
-Replies are checked. Failures that may pass (no connection, no answer in time, 408, 409, 425, 429, 5xx, a malformed
-answer) are retried after an exponentially growing, jittered wait, or as long as Retry-After says; other failures are
-final at once.
+Replies are checked; a malformed one is asked for again (components/engines/requests.py).
 
 The journal has one JSON line for each answer, so that a killed step asks for no prompt twice. An answer is written in
 one piece as soon as it has come and synced to the disk with the next few. A kill can cost only the last line; an
@@ -18,8 +16,6 @@ because answers of another model must not mix with these.
 
 from __future__ import annotations
 
-import asyncio
-import email.utils
 import json
 import os
 import time
@@ -29,21 +25,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from components.contract import UserError
 from components.data.responses.generate import Job
 from components.engines.client import ServerInfo, ids_of_answer, text_of
+from components.engines.requests import Patience, RefusedPrompt, RetryableError
 from components.engines.server_address import ServerAddress
 from components.outside_json import JsonObject
 from components.targets.generate import row_generator
 
-MAX_REPLY_BYTES: Final = 16 << 20
-MAX_WAIT_S: Final = 60.0
-MAX_RETRY_AFTER_S: Final = 300.0
 SYNCED_LINES: Final = 32
 SYNCED_SECONDS: Final = 1.0
-_RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 
 _NEUTRAL_SAMPLING: Final[dict[str, dict[str, float]]] = {
     "vllm": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
@@ -51,18 +43,6 @@ _NEUTRAL_SAMPLING: Final[dict[str, dict[str, float]]] = {
     "llama.cpp": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
 }
 """Engine -> sampling options that leave the target's distribution unchanged, as in process; OpenAI has only top_p."""
-
-
-class RetryableError(Exception):
-    """This attempt failed, the next may succeed. retry_after: seconds that the server asks to wait."""
-
-    def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class RefusedPrompt(Exception):
-    """The server will never answer this prompt; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +55,7 @@ class RequestOptions:
     max_new_tokens: int
     temperature: float
     seed: int
-    retries: int
-    backoff_s: float
-    timeout_s: float
+    patience: Patience
 
 
 class ServerAnswer(NamedTuple):
@@ -98,42 +76,13 @@ class CompletionClient:
 
     async def complete(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
         """The answer to one prompt; raises RefusedPrompt, or RetryableError when the last attempt failed."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(RetryableError),
-            stop=stop_after_attempt(self.options.retries + 1),
-            wait=self._wait,
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
-                return await self._attempt(client, job)
-        raise AssertionError("the last attempt raises")
-
-    def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        retry_after = error.retry_after if isinstance(error, RetryableError) else 0.0
-        return max(retry_after, wait_random_exponential(multiplier=self.options.backoff_s, max=MAX_WAIT_S)(state))
+        return await self.options.patience.until_answered(lambda: self._attempt(client, job))
 
     async def _attempt(self, client: httpx.AsyncClient, job: Job) -> ServerAnswer:
         prompt = "" if self._takes_ids else text_of(self.options.tokenizer, job.ids)
         if prompt is None:
             raise RefusedPrompt("this server takes text only, and no text encodes to this prompt's tokens")
-        address, request = self._request(job, prompt)
-        try:
-            async with (
-                asyncio.timeout(self.options.timeout_s),
-                client.stream("POST", address, json=request, headers=self.server.headers()) as reply,
-            ):
-                body = await _read_body(reply)
-        except TimeoutError as error:
-            raise RetryableError(f"no answer within {self.options.timeout_s:g} s") from error
-        except httpx.HTTPError as error:
-            raise RetryableError(self.server.without_key(f"{type(error).__name__}: {error}")) from error
-        if reply.status_code != 200:
-            reason = self.server.without_key(f"status {reply.status_code}: {body.decode('utf-8', 'replace')}")
-            if reply.status_code in _RETRYABLE_STATUSES or reply.status_code >= 500:
-                raise RetryableError(reason, _retry_after(reply.headers))
-            raise RefusedPrompt(reason)
+        body = await self.options.patience.post(client, self.server, *self._request(job, prompt))
         try:
             return self._validate(job, prompt, _parse_reply(json.loads(body)))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -230,29 +179,6 @@ def _require_ids(value: Any) -> list[int] | None:
     if not isinstance(value, list) or not all(isinstance(token, int) for token in value):
         raise ValueError("token ids that are none")
     return value
-
-
-async def _read_body(reply: httpx.Response) -> bytes:
-    """The body of a reply; raises RetryableError where it is too long."""
-    parts, size = [], 0
-    async for part in reply.aiter_bytes():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_REPLY_BYTES:
-            raise RetryableError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB")
-    return b"".join(parts)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that Retry-After asks for, as a number or a date; 0 without a readable value."""
-    value = headers.get("retry-after", "").strip()
-    if value.isascii() and value.isdigit():
-        return min(float(value), MAX_RETRY_AFTER_S)
-    try:
-        when = email.utils.parsedate_to_datetime(value).timestamp() if value else 0.0
-    except ValueError:
-        return 0.0
-    return min(max(0.0, when - time.time()), MAX_RETRY_AFTER_S) if when else 0.0
 
 
 class Journal:

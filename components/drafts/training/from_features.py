@@ -9,6 +9,7 @@ loaded and half random looks like one that drifted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from components.contract import Context, Draft, Features, Target, UserError
 from components.data.features.format import Example, FeatureRow, FeatureSource, open_features
+from components.data.features.streamed import with_states
 from components.drafts.interface import AbstractDraft
 from components.drafts.network.vocabulary import (
     DraftVocabulary,
@@ -85,58 +87,59 @@ def train_from_features(
         ctx.note(f"the whole target is opened, since it {reason}; elsewhere embedding, final norm and head are enough")
     # plain: the same bits everywhere
     model = open_target(target, device=ctx.device, kernel="plain", tap_layers=taps, layers=whole)
-    data = data.computed_by(model)
-
-    start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
-    if start is not None:
-        settings = settings_of_start(start, settings, ctx)
-    vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
-    covered = coverage(data.token_counts("validation"), vocabulary.ids)
-    covered_by = coverage_by(data, "validation", vocabulary.ids)
-    draft: AbstractDraft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
-    if choice.packing == "pack":
-        _check_packing(draft, settings)
-    for name, cuts in (("micro_batch_tokens", schedule.micro_batch_tokens), ("processes", ranks.size > 1)):
-        if cuts:
-            _check_parts(settings, name)
-    draft.scale_to_target_features(
-        torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
-    )
-    if start is not None:
-        load_warm_start(start, draft, settings)
-    size = sum(p.numel() for p in draft.parameters())
-    ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
-    order = batch_order(rows, choice, ctx.seed)
-    if not order.shuffled:
-        _note_order(order, schedule, ctx)
-    held_out = _held_out(model, data, choice, features)
-    ctx.note(check_memory(draft, order, schedule, model.device))
-    warm_start = start is not None or settings.starts_trained
-    _note_idle(order, ranks, ctx)
-    weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start, ranks=ranks)
-    facts = {
-        "method": method,
-        "num_steps": draft.num_steps,
-        "max_depth": draft.max_depth,
-        "target_key": target.key,
-        "draft_vocab_size": vocabulary.ids.numel(),
-        "num_padded_tokens": vocabulary.num_padded,
-        "held_out_coverage": covered,
-        "held_out_coverage_by": covered_by,
-        "held_out_al": progress.best_al,
-        "held_out_al_by_workload": progress.best_by_workload,
-        "held_out_answers": len(held_out),
-        "best_step": progress.best_step,
-        "optimiser_steps": schedule.num_steps,
-        **own_taps(method, model),
-        **(start.facts if start is not None else {}),
-    }
-    if warm_start and progress.best_step == 0:
-        ctx.note(f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay")
-    if ranks.is_first:
-        save_draft(ctx.out, method, settings.model_dump(mode="json"), model, vocabulary.ids, weights, facts)
-    num_parameters = sum(weight.numel() for weight in weights.values())
-    return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
+    with closing(with_states(data, model, ranks.size)) as data:
+        start = read_warm_start(start_from, method, choice.draft_vocab_size, model) if start_from is not None else None
+        if start is not None:
+            settings = settings_of_start(start, settings, ctx)
+        vocabulary = _choose_vocabulary(data.token_counts("train"), start, choice.draft_vocab_size)
+        covered = coverage(data.token_counts("validation"), vocabulary.ids)
+        covered_by = coverage_by(data, "validation", vocabulary.ids)
+        draft: AbstractDraft = method_class(method).build(model, settings, vocabulary.ids.to(model.device))
+        if choice.packing == "pack":
+            _check_packing(draft, settings)
+        for name, cuts in (("micro_batch_tokens", schedule.micro_batch_tokens), ("processes", ranks.size > 1)):
+            if cuts:
+                _check_parts(settings, name)
+        draft.scale_to_target_features(
+            torch.cat([example.taps for example in data.load_all(rows[:FITTED_ROWS])]).to(model.device)
+        )
+        if start is not None:
+            load_warm_start(start, draft, settings)
+        size = sum(p.numel() for p in draft.parameters())
+        ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
+        order = batch_order(rows, choice, ctx.seed)
+        if not order.shuffled:
+            _note_order(order, schedule, ctx)
+        held_out = _held_out(model, data, choice, features)
+        ctx.note(check_memory(draft, order, schedule, model.device))
+        warm_start = start is not None or settings.starts_trained
+        _note_idle(order, ranks, ctx)
+        weights, progress = train(draft, data, order, held_out, schedule, ctx, warm_start=warm_start, ranks=ranks)
+        facts = {
+            "method": method,
+            "num_steps": draft.num_steps,
+            "max_depth": draft.max_depth,
+            "target_key": target.key,
+            "draft_vocab_size": vocabulary.ids.numel(),
+            "num_padded_tokens": vocabulary.num_padded,
+            "held_out_coverage": covered,
+            "held_out_coverage_by": covered_by,
+            "held_out_al": progress.best_al,
+            "held_out_al_by_workload": progress.best_by_workload,
+            "held_out_answers": len(held_out),
+            "best_step": progress.best_step,
+            "optimiser_steps": schedule.num_steps,
+            **own_taps(method, model),
+            **(start.facts if start is not None else {}),
+        }
+        if warm_start and progress.best_step == 0:
+            ctx.note(
+                f"no step improved on the drafter it went on from (held-out {progress.best_al:.3f}): its weights stay"
+            )
+        if ranks.is_first:
+            save_draft(ctx.out, method, settings.model_dump(mode="json"), model, vocabulary.ids, weights, facts)
+        num_parameters = sum(weight.numel() for weight in weights.values())
+        return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
 
 def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchOrder:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
 
@@ -111,6 +112,10 @@ def train(
     if progress.step:
         ctx.note(f"goes on from optimiser step {progress.step}")
     dtype = resolve_precision(schedule.precision, device)
+    left = schedule.num_steps - progress.step
+    features.expect(
+        order.shares(batch, ranks.size)[ranks.rank] for batch in islice(order.from_step(progress.step), left)
+    )
     batches = order.from_step(progress.step)
     if warm_start and not progress.step:
         _evaluate(draft, held_out, progress, ctx, ranks)

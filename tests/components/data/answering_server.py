@@ -16,13 +16,18 @@ MODEL = "tiny"
 
 
 class AnsweringServer(ThreadingHTTPServer):
-    """Answers prompt ids p with `answer(p)`. mood(p, attempt) says how attempt 1, 2, ... at a prompt goes."""
+    """Answers prompt ids p with `answer(p)`, and in the reply `beside(p)`, within its limit of tokens.
+
+    mood(p, attempt) says how attempt 1, 2, ... at a prompt goes.
+    """
 
     daemon_threads = True
 
     def __init__(self, answer: Callable[[tuple[int, ...]], dict[str, Any]], engine: str = "vllm") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer, self.engine = answer, engine
+        self.beside: Callable[[tuple[int, ...]], dict[str, Any]] = lambda prompt: {}
+        self.limit: int | None = None
         self.mood: Callable[[Any, int], str] = lambda prompt, attempt: "well"
         self.attempts: Counter[Any] = Counter()
         self.answered: Counter[Any] = Counter()
@@ -74,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self._reply(200, {"data": [{"id": MODEL}]})
+            self._reply(200, {"data": [{"id": MODEL, "max_model_len": self.server.limit}]})
         elif self.path == "/version" and self.server.engine == "vllm":
             self._reply(200, {"version": "0.0"})
         else:
@@ -101,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if mood == "well":
             with self.server.lock:
                 self.server.answered[prompt] += 1
-            self._reply(200, {"choices": [self.server.answer(prompt)]})
+            self._reply(200, {"choices": [self.server.answer(prompt)], **self.server.beside(prompt)})
         elif mood == "hangs":
             self.server.over.wait()
             self.close_connection = True

@@ -38,10 +38,15 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_n
     draftsmith: Cli, home: Path, tmp_path: Path
 ) -> None:
     upload = step("publish.upload_release", "release", repo="nobody/nothing")
-    made = main_job(model_without_weights(tmp_path / "model")).with_steps(upload=upload)
+    served = step(
+        "data.features_from_server", {"target": "target", "answers": "answers"},
+        base_url="http://far.example:8001", folder="/far/states",
+    )  # fmt: skip
+    made = main_job(model_without_weights(tmp_path / "model")).with_steps(upload=upload, served=served)
     code, out, states = rehearse(draftsmith, made, tmp_path)
     assert code == 0, out
-    assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS, out
+    assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS + 1, out
+    assert states["served"] == "passed: "
     assert states["upload"] == "left out: not rehearsed: it would upload"
     assert "stand-in" in states["target"]
     assert [path.name for path in home.rglob("*") if path.is_file() and "logs" not in path.parts] == []

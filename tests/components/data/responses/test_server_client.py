@@ -10,6 +10,7 @@ from components.contract import UserError
 from components.data.responses.generate import Job
 from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
 from components.engines.client import ServerInfo
+from components.engines.requests import Patience
 from components.engines.server_address import ServerAddress
 
 
@@ -18,7 +19,7 @@ def test_no_engine_samples_by_defaults_of_its_own(engine: str, off: int, penalty
     asking = CompletionClient(
         ServerAddress(base_url="http://127.0.0.1:9"),
         ServerInfo(engine, "1", "m"),
-        RequestOptions(None, 9, (), 4, 0.8, 0, 0, 0.1, 1.0),
+        RequestOptions(None, 9, (), 4, 0.8, 0, Patience(0, 0.1, 1.0)),
     )
     _, body = asking._request(Job("p", "train", "w", (1, 2), True), "")
     sampling = body.get("sampling_params", body)
