@@ -36,7 +36,7 @@ test: $(READY)
 
 test-system: $(READY)
 	@tests/system/install.sh
-	$(BIN)/python -m pytest -m system -rs
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m system -rs
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu -rs
