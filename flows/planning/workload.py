@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from components.data.features.format import bytes_per_token
 from components.data.sources.addresses import PREFIX
-from components.drafts.training.ahead import RowLengths, TrainingAhead, bytes_per_token, precision_of, training_ahead
+from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
 from components.methods import METHODS
 from components.outside_json import JsonObject
 from components.targets.shape import taps_of

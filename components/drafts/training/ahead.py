@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from components.data.features.format import FeatureRow, bytes_per_token
+from components.data.features.format import FeatureRow
 from components.drafts.interface import AbstractDraft, Batch
 from components.drafts.network.vocabulary import default_size
 from components.drafts.settings import resolve_settings, settings_of_method
@@ -26,7 +26,6 @@ from components.drafts.training.optimizer import Optimizer
 from components.targets.shape import TapLayers, TargetShape
 
 CPU = torch.device("cpu")
-__all__ = ["RowLengths", "TrainingAhead", "bytes_per_token", "precision_of", "training_ahead"]
 
 
 @dataclass(frozen=True)
