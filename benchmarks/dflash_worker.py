@@ -16,6 +16,7 @@ import json
 import resource
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,15 @@ def inputs(tensors: dict[str, Tensor], device: str) -> dict[str, Tensor]:
     return {name: tensor[None].to(device) for name, tensor in laid_out.items()}
 
 
-def loss_settings(case: dict[str, Any], loss: str) -> dict[str, Any]:
-    """The arguments of their loss; `loss` is the distance of token distributions, DSpark's first part."""
+def loss_settings(case: dict[str, Any], loss: str, kernels: str) -> dict[str, Any]:
+    """The arguments of their loss; `loss` is the distance of token distributions, DSpark's first part; kernels: theirs,
+    "eager" or "fused" (for GPUs)."""
     parts = {loss: case["ce_weight"], "tv": case["tv_weight"]} if case["method"] == "dspark" else {loss: 1.0}
     more = {"confidence_head_alpha": case["confidence_weight"]} if case["method"] == "dspark" else {}
     if case["method"] == "dspark":
-        more["tv_loss_fn"] = resolve_loss_config("tv", "eager")["tv"][0]
+        more["tv_loss_fn"] = resolve_loss_config("tv", kernels)["tv"][0]
     weights = {"per_position_loss_weight": "dpace"} if case["slot_weights"] == "dpace" else {}
-    return {"loss_config": resolve_loss_config(json.dumps(parts), "eager"), "gamma": 4.0, **weights, **more}
+    return {"loss_config": resolve_loss_config(json.dumps(parts), kernels), "gamma": 4.0, **weights, **more}
 
 
 def compare(model: Any, case: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -135,7 +137,7 @@ def compare(model: Any, case: dict[str, Any], tensors: dict[str, Tensor]) -> dic
                 biased = base[:, of_slot] + bias(prev_token_ids=last, hidden_states=states[:, of_slot])
                 last = draft_ids[biased.argmax(-1)]
                 found["chains"][:, of_slot] = last
-    _, loss, _ = model(**batch, max_anchors=num_anchors, **loss_settings(case, "kl_div"))
+    _, loss, _ = model(**batch, max_anchors=num_anchors, **loss_settings(case, "kl_div", "eager"))
     loss.backward()
     found["loss"] = loss.detach()
     found |= {f"gradient.{name}": part.grad for name, part in model.named_parameters() if part.grad is not None}
@@ -146,13 +148,16 @@ def train(model: Any, case: dict[str, Any], batch: dict[str, Tensor], device: st
     """Answer requests until stdin ends."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95))
-    settings, before = loss_settings(case, "kl_div"), resident()
+    kernels = "fused" if device.startswith("cuda") else "eager"
+    settings, before = loss_settings(case, "kl_div", kernels), resident()
     for line in sys.stdin:
-        steps = json.loads(line)["steps"]
+        request = json.loads(line)
+        steps, dtype = request["steps"], request["autocast"]
         start = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            _, loss, _ = model(**batch, max_anchors=case["max_anchors"], **settings)
+            with torch.autocast(device.split(":")[0], getattr(torch, dtype)) if dtype else nullcontext():
+                _, loss, _ = model(**batch, max_anchors=case["max_anchors"], **settings)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()

@@ -2,7 +2,8 @@
 
 Imports nothing of Draftsmith. Reads one JSON request a line and answers one JSON line:
   {"do": "compare", "out": FILE}   logits of every step, first-step loss and its gradients, to a safetensors file
-  {"do": "train", "steps": N}      N optimiser steps; seconds, and peak memory so far beyond that before the first step
+  {"do": "train", "steps": N, "autocast": ""}  N optimiser steps, under autocast to a dtype where one is named;
+                                   seconds, and peak memory so far beyond that before the first step
 
     python speculators_worker.py SAMPLE DEVICE THREADS
 """
@@ -13,6 +14,7 @@ import json
 import resource
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -122,7 +124,8 @@ def main() -> None:
         start = time.perf_counter()
         for _ in range(request["steps"]):
             optimizer.zero_grad(set_to_none=True)
-            _, loss, _ = model(**batch, ttt_steps=shape["num_steps"], loss_config=losses)
+            with autocast(device, request["autocast"]):
+                _, loss, _ = model(**batch, ttt_steps=shape["num_steps"], loss_config=losses)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
@@ -132,6 +135,11 @@ def main() -> None:
         parameters = sum(parameter.numel() for parameter in trained)
         answer = {"seconds": seconds, "peak_bytes": peak(device) - before, "loss": float(loss.detach())}
         print(json.dumps({**answer, "trained_parameters": parameters}), flush=True)
+
+
+def autocast(device: str, dtype: str) -> Any:
+    """Autocast to a dtype, or nothing."""
+    return torch.autocast(device.split(":")[0], dtype=getattr(torch, dtype)) if dtype else nullcontext()
 
 
 def resident() -> int:

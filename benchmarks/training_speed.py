@@ -1,12 +1,12 @@
 """How fast is a training step of ours, and how much memory does it take, against speculators' on the same shapes?
 
 EAGLE-3, DFlash and DSpark. Both sides get one file: the same weights, the same text, the same number of steps; each
-does forward, backward, clipping and AdamW in float32 in a process of its own, and they take turns, so that whatever
-else the machine does meets both alike. The median turn is the number. Memory is the process's peak beyond what it held
-before the first step (weights and batch loaded): gradients, moments and activations. EAGLE-3: theirs computes every
-column, ours those that decoding can reach; theirs keeps the LM head frozen, ours trains it, and stands beside with the
-head frozen. Blocks: both train one from each of `anchors` random positions of the answer, with the method's usual width
-and loss.
+does forward, backward, clipping and AdamW in a process of its own, in float32 or under bfloat16 autocast, and they take
+turns, so that whatever else the machine does meets both alike. The median turn is the number. Memory is the process's
+peak beyond what it held before the first step (weights and batch loaded): gradients, moments and activations. EAGLE-3:
+theirs computes every column, ours those that decoding can reach; theirs keeps the LM head frozen, ours trains it, and
+stands beside with the head frozen. Blocks: both train one from each of `anchors` random positions of the answer, with
+the method's usual width and loss.
 
     python -m benchmarks.training_speed [--methods eagle3 dflash dspark] [--shapes builtin medium] [--turns 7]
 """
@@ -59,9 +59,11 @@ class Shape:
 SHAPES = {
     "builtin": Shape(192, 576, 6, 2, 32, 4096, 1024, 512, 128, 7, 256),
     "medium": Shape(512, 1536, 8, 4, 64, 16384, 4096, 512, 128, 7, 256),
+    "1b": Shape(2048, 8192, 32, 8, 64, 128256, 32000, 2048, 512, 7, 512),
     "8b": Shape(4096, 14336, 32, 8, 128, 128256, 32000, 2048, 512, 7, 512),
 }
-"""builtin: the built-in target's drafter; medium: a CPU takes seconds a step; 8b: an 8B model's, for a GPU."""
+"""builtin: the built-in target's drafter; medium: a CPU takes seconds a step; 1b and 8b: those of
+Llama 3's models, for a GPU."""
 
 
 class Side:
@@ -79,10 +81,10 @@ class Side:
             stdout=subprocess.PIPE,
         )
 
-    def train(self, steps: int) -> dict[str, Any]:
+    def train(self, steps: int, autocast: str) -> dict[str, Any]:
         """Do so many optimiser steps."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": "train", "steps": steps}) + "\n")
+        self._process.stdin.write(json.dumps({"do": "train", "steps": steps, "autocast": autocast}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -128,8 +130,10 @@ def write_random_sample(file: Path, method: str, shape: Shape) -> None:
     write_cases(file, target, {method: block}, text, target.head)
 
 
-def measure(method: str, shape: Shape, device: str, threads: int, turns: int, steps: int) -> dict[str, Any]:
-    """Both sides in turn on one shape."""
+def measure(
+    method: str, shape: Shape, device: str, threads: int, turns: int, steps: int, autocast: str
+) -> dict[str, Any]:
+    """Both sides in turn on one shape; autocast: a dtype, or "" for float32."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sample.safetensors"
         write_random_sample(file, method, shape)
@@ -147,7 +151,7 @@ def measure(method: str, shape: Shape, device: str, threads: int, turns: int, st
         for turn in range(turns + 1):  # the first turn warms up
             # Whoever goes first changes from turn to turn.
             for name in sorted(sides, reverse=bool(turn % 2)):
-                answer = sides[name].train(steps)
+                answer = sides[name].train(steps, autocast)
                 if turn:
                     answers[name].append(answer)
         for side in sides.values():
@@ -177,11 +181,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="times either side takes its turn")
     parser.add_argument("--steps", type=int, default=4, help="optimiser steps in a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="bfloat16: autocast")
     asked = parser.parse_args()
-    rows = {}
+    rows, autocast = {}, "" if asked.precision == "float32" else asked.precision
     for method, size in itertools.product(asked.methods, asked.shapes):
         name = size if method == "eagle3" else f"{method} {size}"
-        row = measure(method, SHAPES[size], asked.device, asked.threads, asked.turns, asked.steps)
+        row = measure(method, SHAPES[size], asked.device, asked.threads, asked.turns, asked.steps, autocast)
         rows[name] = row
         for side in (side for side in row if side != "shape"):
             found = row[side]
@@ -190,7 +195,13 @@ def main() -> None:
                 f"{found['peak_bytes'] / 2**20:6.0f} MiB {found['trained_parameters']:11,} parameters trained  "
                 f"{found['times_as_fast']:.2f}x as fast, {found['memory_ratio']:.2f}x the memory"
             )
-    numbers = {"speculators": VERSION, "num_threads": asked.threads, "steps_in_a_turn": asked.steps, "results": rows}
+    numbers = {
+        "speculators": VERSION,
+        "num_threads": asked.threads,
+        "steps_in_a_turn": asked.steps,
+        "precision": asked.precision,
+        "results": rows,
+    }
     device = asked.device.split(":")[0]
     name = "training-speed" if device == "cpu" else f"training-speed-{device}"
     file = write_record(name, {**numbers, "load_average": os.getloadavg()[0]}, device=device)

@@ -1,6 +1,7 @@
 """Our side of the training-speed comparison: training steps on a sample file, one JSON request a line.
 
-{"steps": N}   N optimiser steps; seconds, and peak memory so far beyond that before the first step
+{"steps": N, "autocast": ""}   N optimiser steps, under autocast to a dtype where one is named; seconds, and peak
+                               memory so far beyond that before the first step
 
   python -m benchmarks.training_worker frozen-head|trained-head|block SAMPLE DEVICE THREADS
 """
@@ -11,7 +12,9 @@ import json
 import resource
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +37,8 @@ def main() -> None:
         request = json.loads(line)
         start = time.perf_counter()
         for _ in range(request["steps"]):
-            result = draft.losses(batch)
+            with autocast(device, request["autocast"]):
+                result = draft.losses(batch)
             optimizer.update(result.loss, 1e-4, clip_norm=1.0)
         if device.startswith("cuda"):
             torch.cuda.synchronize()
@@ -46,6 +50,11 @@ def main() -> None:
             "trained_parameters": sum(p.numel() for p in draft.parameters() if p.requires_grad),
         }
         print(json.dumps(answer), flush=True)
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
+    """Autocast to a dtype, or nothing."""
+    return torch.autocast(device.split(":")[0], dtype=getattr(torch, dtype)) if dtype else nullcontext()
 
 
 def resident(device: str) -> int:
