@@ -59,7 +59,7 @@ def run(command: list[str], case: dict[str, Any], folder: Path) -> dict[str, Any
     done = subprocess.run(
         [*command, json.dumps(case)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
         capture_output=True,
         text=True,
         check=False,

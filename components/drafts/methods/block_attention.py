@@ -104,7 +104,7 @@ class _BlockAttention(torch.autograd.Function):
             of_heads = (_of_heads(part[:, :, columns], queries.shape[2]) for part in (keys, values))
             rows = queries[:, :, :, blocks]
             mix, mix_log = _mix(_by_head(rows), *of_heads, 0.0, False, attn_mask=mask, scale=scale)
-            out[:, :, :, blocks], log[:, :, :, blocks] = mix.view(rows.shape), mix_log.view(rows.shape[:-1])
+            out[:, :, :, blocks], log[:, :, :, blocks] = mix.reshape(rows.shape), mix_log.reshape(rows.shape[:-1])
         scores = (queries @ own_keys.transpose(-1, -2)).float() * scale  # [B, G, g, R, Q, W]
         joint_log = torch.logaddexp(log, scores.logsumexp(-1))
         out *= (log - joint_log).exp_()[..., None].to(out.dtype)
@@ -131,7 +131,7 @@ class _BlockAttention(torch.autograd.Function):
             of_rows, of_keys, of_values = _mix_backward(
                 towards, rows, *of_heads, mix, log, 0.0, False, attn_mask=mask, scale=scale
             )
-            for_queries[:, :, :, blocks] += of_rows.view(for_queries[:, :, :, blocks].shape)
+            for_queries[:, :, :, blocks] += of_rows.reshape(for_queries[:, :, :, blocks].shape)
             for total, part in ((for_keys, of_keys), (for_values, of_values)):
                 total[:, :, columns] += part.unflatten(1, (keys.shape[1], -1)).sum(2)
         return for_queries, for_keys.to(keys.dtype), for_values.to(values.dtype), for_own_keys, for_own_values, None

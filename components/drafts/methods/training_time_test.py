@@ -172,7 +172,7 @@ class _JoinedAttention(torch.autograd.Function):
             of_rows = queries[:, :, :, rows]
             mask = sight.mask(rows, columns, group, queries.dtype)
             block, block_log = kernel.mix(of_rows.flatten(2, 3), keys[:, :, columns], values[:, :, columns], mask)
-            block, block_log = block.view(of_rows.shape), block_log.view(of_rows.shape[:-1])
+            block, block_log = block.reshape(of_rows.shape), block_log.reshape(of_rows.shape[:-1])
             scores = [
                 (of_rows * key[:, :, None, rows]).sum(-1).float() * scale for key in extra[:num_extra]
             ]  # [B, G, g, R] each
@@ -208,7 +208,7 @@ class _JoinedAttention(torch.autograd.Function):
                     total[:, :, columns] += part
             else:
                 sums = for_seen
-            for_rows, at_out = for_rows.view(of_rows.shape), (towards * mixed).sum(-1)  # [B, G, g, R]
+            for_rows, at_out = for_rows.reshape(of_rows.shape), (towards * mixed).sum(-1)  # [B, G, g, R]
             for_own_keys, for_own_values = [], []
             for own_key, own_value in zip(extra[:num_extra], extra[num_extra:], strict=True):
                 key, value = own_key[:, :, None, rows], own_value[:, :, None, rows]

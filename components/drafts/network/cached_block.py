@@ -240,7 +240,7 @@ class CachedBlock:
         if last_only or num_rows == 1:
             # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
             queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
-            return F.scaled_dot_product_attention(queries, keys, values).view(1, heads * size)
+            return F.scaled_dot_product_attention(queries, keys, values).reshape(1, heads * size)
         return self._attend(rows, keys, values, self._mask(start - first, num_rows))
 
     def _first_seen(self, cache: KvCache, column: int) -> int:

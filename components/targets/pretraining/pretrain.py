@@ -100,6 +100,7 @@ def pretrain_target(
         num_processes=num_processes if ctx.device == "cpu" else 1,
         compile_layers=compile_layers,
         dtype="bfloat16" if fast_bfloat16 else "float32",
+        microbatch_tokens=TrainingPlan.microbatch_tokens if ctx.device == "cpu" else tokens_per_step,
         device=ctx.device,
         seed=ctx.seed,
     )
