@@ -148,11 +148,14 @@ def train(model: Any, case: dict[str, Any], batch: dict[str, Tensor], device: st
     """Answer requests until stdin ends."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95))
-    kernels = "fused" if device.startswith("cuda") else "eager"
-    settings, before = loss_settings(case, "kl_div", kernels), resident()
+    before = resident()
     for line in sys.stdin:
         request = json.loads(line)
-        steps, dtype = request["steps"], request["autocast"]
+        steps, dtype, settings = (
+            request["steps"],
+            request["autocast"],
+            loss_settings(case, "kl_div", request["kernels"]),
+        )
         start = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)

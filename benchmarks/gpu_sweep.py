@@ -68,6 +68,9 @@ def make_draft(folder: Path, target: Target, device: str) -> Draft:
     drafter = build_draft("eagle3", opened, settings, ids)
     depths = {"num_steps": drafter.num_steps, "max_depth": drafter.max_depth}
     save_draft(folder, "eagle3", settings, opened, ids, drafter.state_dict(), {**depths, "target_key": target.key})
+    del opened, drafter
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # the processes that measure need the memory
     return Draft(key="1" * 64, path=folder, info=depths)
 
 

@@ -2,8 +2,9 @@
 
 Imports nothing of Draftsmith. Reads one JSON request a line and answers one JSON line:
   {"do": "compare", "out": FILE}   logits of every step, first-step loss and its gradients, to a safetensors file
-  {"do": "train", "steps": N, "autocast": ""}  N optimiser steps, under autocast to a dtype where one is named;
-                                   seconds, and peak memory so far beyond that before the first step
+  {"do": "train", "steps": N, "autocast": "", "kernels": "eager"}
+                                   N optimiser steps, under autocast to a dtype where one is named, with their "eager"
+                                   or "fused" losses; seconds, and peak memory so far beyond that before the first step
 
     python speculators_worker.py SAMPLE DEVICE THREADS
 """
@@ -114,13 +115,13 @@ def main() -> None:
     batch = inputs(tensors, device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95))
-    losses = resolve_loss_config("kl_div", "fused" if device.startswith("cuda") else "eager")
     before = resident()
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "compare":
             print(json.dumps(compare(model, batch, shape["num_steps"], request["out"])), flush=True)
             continue
+        losses = resolve_loss_config("kl_div", request["kernels"])
         start = time.perf_counter()
         for _ in range(request["steps"]):
             optimizer.zero_grad(set_to_none=True)

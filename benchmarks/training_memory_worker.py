@@ -36,14 +36,17 @@ class Parts(FrozenParts):
     tap_layers = (1, 2, 3)
 
 
-def build(shape: dict[str, Any], window: int) -> Eagle3:
-    """A drafter, and the parts of its target in bfloat16."""
+def build(shape: dict[str, Any], window: int, device: torch.device) -> Eagle3:
+    """A drafter on a device, and the parts of its target there in bfloat16."""
     facts = SimpleNamespace(**shape, rms_norm_eps=1e-6, rope_theta=10000.0)
     hidden, vocab = shape["hidden_size"], shape["vocab_size"]
-    tables = [torch.empty(vocab, hidden, dtype=torch.bfloat16).normal_(0.0, hidden**-0.5) for _ in range(2)]
-    target: Any = Parts(facts, tables[0], torch.ones(hidden, dtype=torch.bfloat16), tables[1], torch.bfloat16)
+    with device:
+        tables = [torch.empty(vocab, hidden, dtype=torch.bfloat16).normal_(0.0, hidden**-0.5) for _ in range(2)]
+        gains = torch.ones(hidden, dtype=torch.bfloat16)
+    target: Any = Parts(facts, tables[0], gains, tables[1], torch.bfloat16)
     ids = torch.arange(0, vocab, vocab // shape["draft_vocab_size"])[: shape["draft_vocab_size"]]
-    return Eagle3.build(target, Eagle3Settings(ttt_steps=shape["ttt_steps"], window=window), ids).train()
+    draft = Eagle3.build(target, Eagle3Settings(ttt_steps=shape["ttt_steps"], window=window), ids)
+    return draft.train()
 
 
 def batch_of(shape: dict[str, Any], num_tokens: int) -> Batch:
@@ -77,8 +80,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     torch.manual_seed(0)
     device = torch.device(case.get("device", "cpu"))
-    with device:
-        draft = build(shape, case.get("window", 0))
+    draft = build(shape, case.get("window", 0), device)
     schedule = Schedule(1, 1e-4, 0.0, 0.01, 1.0, 1, 1, "bfloat16", case["optimizer"], 1.0)
     answer: dict[str, Any] = {}
     if device.type == "cuda":

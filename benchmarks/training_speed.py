@@ -81,10 +81,10 @@ class Side:
             stdout=subprocess.PIPE,
         )
 
-    def train(self, steps: int, autocast: str) -> dict[str, Any]:
-        """Do so many optimiser steps."""
+    def train(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do the optimiser steps of a request."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": "train", "steps": steps, "autocast": autocast}) + "\n")
+        self._process.stdin.write(json.dumps({"do": "train", **request}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -131,9 +131,9 @@ def write_random_sample(file: Path, method: str, shape: Shape) -> None:
 
 
 def measure(
-    method: str, shape: Shape, device: str, threads: int, turns: int, steps: int, autocast: str
+    method: str, shape: Shape, device: str, threads: int, turns: int, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """Both sides in turn on one shape; autocast: a dtype, or "" for float32."""
+    """Both sides in turn on one shape; request: what each side is asked for in a turn."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sample.safetensors"
         write_random_sample(file, method, shape)
@@ -151,14 +151,14 @@ def measure(
         for turn in range(turns + 1):  # the first turn warms up
             # Whoever goes first changes from turn to turn.
             for name in sorted(sides, reverse=bool(turn % 2)):
-                answer = sides[name].train(steps, autocast)
+                answer = sides[name].train(request)
                 if turn:
                     answers[name].append(answer)
         for side in sides.values():
             side.close()
     found: dict[str, Any] = {"shape": asdict(shape)}
     for name, given in answers.items():
-        seconds = statistics.median(answer["seconds"] for answer in given) / steps
+        seconds = statistics.median(answer["seconds"] for answer in given) / request["steps"]
         found[name] = {
             "step_seconds": seconds,
             "tokens_per_second": shape.num_tokens / seconds,
@@ -182,11 +182,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="optimiser steps in a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="bfloat16: autocast")
+    parser.add_argument("--their-losses", choices=("eager", "fused"), help="default: fused on a GPU, eager elsewhere")
     asked = parser.parse_args()
-    rows, autocast = {}, "" if asked.precision == "float32" else asked.precision
+    kernels = asked.their_losses or ("fused" if asked.device.startswith("cuda") else "eager")
+    autocast = "" if asked.precision == "float32" else asked.precision
+    request = {"steps": asked.steps, "autocast": autocast, "kernels": kernels}
+    rows = {}
     for method, size in itertools.product(asked.methods, asked.shapes):
         name = size if method == "eagle3" else f"{method} {size}"
-        row = measure(method, SHAPES[size], asked.device, asked.threads, asked.turns, asked.steps, autocast)
+        row = measure(method, SHAPES[size], asked.device, asked.threads, asked.turns, request)
         rows[name] = row
         for side in (side for side in row if side != "shape"):
             found = row[side]
@@ -200,6 +204,7 @@ def main() -> None:
         "num_threads": asked.threads,
         "steps_in_a_turn": asked.steps,
         "precision": asked.precision,
+        "their_losses": kernels,
         "results": rows,
     }
     device = asked.device.split(":")[0]

@@ -388,6 +388,9 @@ def _answer(make: Any, text: str) -> JsonObject:
         return {"reply": make(json.loads(text))}
     except UserError as error:
         return {"user_error": str(error)}
+    except torch.OutOfMemoryError as error:
+        full = str(error).split(". ")[0]
+        return {"user_error": f"measuring: {full}: ask for smaller batch sizes or contexts, or free the GPU's memory"}
     except Exception:  # the owner gets every failure and decides
         return {"failed": traceback.format_exc()}
 

@@ -44,6 +44,9 @@ from components.targets.forward.static_cache import (
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
 
+ROWS_AT_ONCE: Final = 8192
+"""Rows that one feed-forward pass takes: a prefill of many long prompts would hold gate and up of all of them."""
+
 LAID_OUT: Final = 4 << 30
 """Bytes of experts up to which they get layouts beside the plain one: a mixture is held in memory once for each."""
 
@@ -57,10 +60,15 @@ class Mlp(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, H] -> [N, H]."""
+        if x.shape[0] > ROWS_AT_ONCE:
+            return torch.cat([self.down(self.inner(rows)) for rows in x.split(ROWS_AT_ONCE)])
         return self.down(self.inner(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + self(x), by the last layer's own kernel where it can."""
+        if x.shape[0] > ROWS_AT_ONCE:
+            pieces = zip(residual.split(ROWS_AT_ONCE), x.split(ROWS_AT_ONCE), strict=True)
+            return torch.cat([self.down.add_to(at, self.inner(rows)) for at, rows in pieces])
         return self.down.add_to(residual, self.inner(x))
 
     def inner(self, x: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+import torch
+
 from components.contract import UserError
 
 
@@ -27,6 +29,8 @@ def do_as_told(request: dict[str, Any]) -> Any:
     match request.get("do"):
         case "refuse":
             raise UserError("batch_sizes: too many: ask for fewer")
+        case "fill":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.88 GiB. GPU 0 has 79.18 GiB.")
         case "fail":
             raise ValueError("our own mistake")
         case "exit":

@@ -50,6 +50,8 @@ def test_it_answers_what_it_is_asked_and_goes_on_after_a_refusal_and_a_failure()
         assert len(process.ask({"do": "long", "length": 300_000})) == 300_000, "longer than a pipe holds"
         with pytest.raises(UserError, match="batch_sizes: too many: ask for fewer"):
             process.ask({"do": "refuse"})
+        with pytest.raises(UserError, match=r"CUDA out of memory: ask for smaller batch sizes or contexts"):
+            process.ask({"do": "fill"})
         with pytest.raises(RuntimeError, match=r"failed:(?s:.*)fresh_toys\.py(?s:.*)ValueError: our own mistake"):
             process.ask({"do": "fail"})
         assert process.ask({"after": 1}) == {"after": 1}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_drafts import TRAINED, batch_of, new_draft
+from torch import Tensor
 
 from components.drafts.interface import BatchProposer, CommittedPositions, Sampling
 from components.drafts.storage.files import method_class
@@ -52,3 +55,30 @@ def test_a_batch_of_ragged_sequences_is_told_what_each_alone_is_told(
             if proposal.probs is not None and expected.probs is not None:
                 torch.testing.assert_close(proposal.probs, expected.probs, atol=1e-5, rtol=1e-4)
             assert torch.equal(seeds[0][row].get_state(), seeds[1][row].get_state())
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_drafts_are_the_same_however_attention_lays_out_its_output(
+    method: str, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's kernels put the heads of a row side by side in memory, a CPU's the rows of a head."""
+    target = tiny_target("llama")
+    draft, batch = new_draft(target, method), batch_of(target, num_rows=1, num_tokens=12)
+    attention, laid_out = F.scaled_dot_product_attention, []
+
+    def of_a_gpu(*args: Tensor, **settings: Any) -> Tensor:
+        laid_out.append(True)
+        return attention(*args, **settings).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def chains() -> list[list[int]]:
+        state, found = draft.new_state(24), []
+        for at, count in ((0, 6), (6, 1), (7, 3)):
+            rows = slice(at, at + count)
+            new = CommittedPositions(batch.ids[0, at + 1 : at + count + 1], batch.taps[0, rows], batch.last[0, rows])
+            found.append(draft.propose(state, new, 3, Sampling(), torch.Generator()).tokens.tolist())
+        return found
+
+    expected = chains()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", of_a_gpu)
+    assert chains() == expected
+    assert laid_out or method == "medusa"

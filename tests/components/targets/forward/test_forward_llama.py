@@ -111,3 +111,17 @@ def test_an_mlp_applies_its_activation(activation: Any, gated: Callable[[Tensor]
     x = torch.tensor([[0.5, -1.0, 2.0]])
     torch.testing.assert_close(mlp(x), gated(x) * up)
     torch.testing.assert_close(mlp.add_to(x, x), x + mlp(x))
+
+
+def test_many_rows_pass_an_mlp_in_pieces_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = torch.Generator().manual_seed(3)
+    up, down = (torch.randn(size, generator=dice) for size in ((2 * INNER, WIDTH), (WIDTH, INNER)))
+    x, residual = torch.randn(2, 11, WIDTH, generator=dice)
+    mlp = Mlp(Linear(up), Linear(down), "silu")
+    whole, added, widest = mlp(x), mlp.add_to(residual, x), []
+    inner = Mlp.inner
+    monkeypatch.setattr(Mlp, "inner", lambda self, rows: (widest.append(len(rows)), inner(self, rows))[1])
+    monkeypatch.setattr(llama, "ROWS_AT_ONCE", 4)
+    torch.testing.assert_close(mlp(x), whole)
+    torch.testing.assert_close(mlp.add_to(residual, x), added)
+    assert widest == [4, 4, 3] * 2
