@@ -87,8 +87,10 @@ def shrink(config: Any, location: str) -> Any:
     if getattr(text, "num_key_value_heads", None):
         same = shape.num_key_value_heads == shape.num_attention_heads
         text.num_key_value_heads = HEADS if same else min(shape.num_key_value_heads, KV_HEADS)
-    # Where no head size is named it is width over heads: rotary tables and engines' limits depend on it.
-    text.hidden_size = WIDTH if own_head_dim else HEADS * (shape.hidden_size // shape.num_attention_heads)
+    # Where no head size is named it is width over heads: rotary tables and engines' limits depend on it. Where it is,
+    # targets of different widths keep different ones two times in three: a drafter of the one does not fit the other.
+    own_width = WIDTH + 32 * (shape.hidden_size // 64 % 3)
+    text.hidden_size = own_width if own_head_dim else HEADS * (shape.hidden_size // shape.num_attention_heads)
     for name in ("vision_config", "audio_config"):
         for layers in ("num_hidden_layers", "depth", "num_layers"):
             if getattr(getattr(small, name, None), layers, None):

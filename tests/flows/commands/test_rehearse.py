@@ -22,6 +22,14 @@ def model_without_weights(folder: Path, **changes: object) -> Path:
     return folder
 
 
+def talk_about(number: int) -> list[dict[str, str]]:
+    """A turn and its answer."""
+    return [
+        {"role": "user", "content": f"Say {number} trees."},
+        {"role": "assistant", "content": f"{number} trees " * 9},
+    ]
+
+
 def rehearse(draftsmith: Cli, made: Pipeline, folder: Path) -> tuple[int, str, dict[str, str]]:
     """The exit code of a rehearsal, all that it printed, and the state of each step with the reason."""
     file = folder / "pipelines.yaml"
@@ -55,11 +63,23 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_n
 def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"promt": "Say something about trees."}\n' * 40, encoding="utf-8")
+    chats, roles, torn = tmp_path / "chats.jsonl", tmp_path / "roles.jsonl", tmp_path / "torn.parquet"
+    chats.write_text(
+        "".join(f"{json.dumps({'messages': talk_about(number)})}\n" for number in range(400)), encoding="utf-8"
+    )
+    roles.write_text('{"messages": [{"speaker": "me", "words": "Say trees."}]}\n' * 40, encoding="utf-8")
+    torn.write_bytes(b"PAR1 and no more")
 
     def model(name: str, **changes: object) -> str:
         return str(model_without_weights(tmp_path / name, **changes))
 
-    answered = {"target": "target", "answers": "answers"}
+    def of_a_template(name: str, template: str) -> str:
+        settings = Path(model(name)) / "tokenizer_config.json"
+        said = json.loads(settings.read_text(encoding="utf-8"))
+        settings.write_text(json.dumps({**said, "chat_template": template}), encoding="utf-8")
+        return str(settings.parent)
+
+    answered, learned = {"target": "target", "answers": "answers"}, {"target": "target", "features": "features"}
     made = pipeline(
         "faulty",
         target=step("targets.load_target", model=model("sound")),
@@ -79,6 +99,23 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         heads=step("targets.load_target", model=model("heads", num_key_value_heads=3)),
         short=step("targets.load_target", model=model("short", max_position_embeddings=48)),
         short_answers=step("data.write_answers", "prompts", {"target": "short"}, max_new_tokens=2048),
+        draft=step("drafts.train_draft", learned, method="eagle3"),
+        far_context=step(
+            "bench.measure_step_cost", "prompts", {"target": "target", "drafts": "draft"}, kv_lengths=[10**6]
+        ),
+        narrower=step("targets.load_target", model=model("narrower", hidden_size=1024)),
+        of_others=step("drafts.train_draft", {"target": "narrower", "features": "features"}, method="eagle3"),
+        for_others=step("bench.measure_acceptance", "draft", "prompts", {"target": "narrower"}),
+        torn=step("data.collect_prompts", source=str(torn)),
+        roles=step("data.collect_chats", sources=[{"path": str(roles), "name": "mine"}]),
+        chats=step("data.collect_chats", sources=[{"path": str(chats), "name": "mine"}]),
+        talks=step("data.mix_chats", "chats"),
+        raising=step("targets.load_target", model=of_a_template("raising", "{{ raise_exception('no systems') }}")),
+        refused=step("data.write_answers", {"target": "raising", "prompts": "talks"}),
+        few_tokens=step("targets.load_target", model=model("few_tokens", vocab_size=10)),
+        foreign=step("data.write_answers", {"target": "few_tokens", "prompts": "talks"}),
+        twisted=step("targets.load_target", model=model("twisted", rope_scaling={"rope_type": "nonsense"})),
+        no_drafter=step("drafts.import_draft", "target", model=str(tmp_path)),
     )  # fmt: skip
     code, out, states = rehearse(draftsmith, made, tmp_path)
     faults = {
@@ -90,6 +127,15 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         "unknown": "nobody",
         "heads": "do not go together",
         "short_answers": "no prompt has at most",
+        "far_context": "do not fit the target's 256 positions",
+        "of_others": "wire both from one step",
+        "for_others": "trained for a target of hidden_size",
+        "torn": "not readable as Parquet",
+        "roles": "unknown role",
+        "refused": "chat template refuses",
+        "foreign": "another model's",
+        "twisted": "nonsense",
+        "no_drafter": "no config.json in it",
     }
     for name, words in faults.items():
         assert states.get(name, "").startswith("failed") and words in states[name], out
