@@ -34,6 +34,7 @@ from storage.artifacts.store import default_home
 from storage.redaction import without_secrets
 
 COMMANDS = {
+    "init": ("init", "first-pipeline"),
     "check": ("check", "first-pipeline"),
     "plan": ("check", "first-pipeline"),
     "rehearse": ("rehearse", "my-model"),

@@ -1,0 +1,91 @@
+"""`draftsmith init`: a commented pipelines.yaml for a model, its prompts and its engines, checked before it is written."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from jinja2 import Environment, StrictUndefined
+
+from components.contract import UserError
+from components.data.sources.addresses import PREFIX, is_url
+from components.targets.source import BUILTIN, local_folder
+from flows.commands.plan_on import print_on
+from flows.commands.terminal import DEFAULT_FILE, Invocation, echo, out
+from flows.planning.plan import check_file
+from storage.artifacts.store import Store
+
+TEMPLATE = Path(__file__).with_name("first_pipeline.yaml.jinja")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+NAME = re.compile(r"[a-z][a-z0-9-]*")
+NO_DATA = "python-stdlib"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where pipelines.yaml is written.")] = Path(),
+    *,
+    model: Annotated[str, typer.Option(help="A folder in Hugging Face format, a hub id, or builtin.")] = "builtin",
+    prompts: Annotated[str, typer.Option(help="A file or folder of prompts or chats, or an address of data.")] = NO_DATA,
+    engine: Annotated[list[str], typer.Option(help="An engine that will serve it; may be repeated.")] = [],  # noqa: B006
+    method: Annotated[list[str], typer.Option(help="A drafting method; may be repeated.")] = ["eagle3", "mtp"],  # noqa: B006
+    name: Annotated[str, typer.Option(help="The pipeline's name.")] = "mine",
+) -> None:
+    """Write a commented pipelines.yaml for your model, prompts and engines, and say what its first run will take."""
+    file = folder / DEFAULT_FILE
+    if file.exists():
+        raise UserError(f"{file}: is there already: name another folder, or remove it")
+    if not NAME.fullmatch(name):
+        raise UserError(f"--name {name}: take small letters, digits and hyphens, and a letter first")
+    text = first_pipeline(name, _model(model), _prompts(prompts), engine, method)
+    with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
+        tried = Path(place) / DEFAULT_FILE
+        tried.write_text(text, encoding="utf-8")
+        steps = len(check_file(tried, Store(), Invocation.packages)[name].steps)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    echo(f"{file}: pipeline {name}, {steps} steps")
+    try:
+        print_on(name, [], "here", None, file, Invocation.packages, out, as_json=False)
+    except UserError as error:
+        echo(f"what a run will take cannot be said yet: {error}")
+    where = "" if file == DEFAULT_FILE else f" -f {file}"
+    echo(f"next:\n  draftsmith rehearse {name}{where}\n  draftsmith run {name}{where}")
+
+
+def first_pipeline(name: str, model: str, prompts: str, engines: list[str], methods: list[str]) -> str:
+    """The text of the file. model, prompts: as its steps take them."""
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701 (YAML)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        name=name,
+        model=model,
+        model_name=Path(model).name,
+        prompts=prompts,
+        is_own_data=prompts != NO_DATA,
+        methods=methods,
+        engines=engines,
+        one_module="mtp" in methods and "vllm" in engines,
+    )
+
+
+def _model(model: str) -> str:
+    """The model as a pipeline in any folder names it."""
+    folder = local_folder(model)
+    if folder is None and not HUB_ID.fullmatch(model):
+        raise UserError(f"--model {model}: no such folder, and no hub id (owner/name)")
+    if folder is None or model == BUILTIN:
+        return model
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--model {model}: no config.json in it: name the folder that holds one")
+    return str(folder)
+
+
+def _prompts(prompts: str) -> str:
+    """The prompts as a pipeline in any folder names them."""
+    if prompts == NO_DATA or prompts.startswith(PREFIX) or is_url(prompts):
+        return prompts
+    if not Path(prompts).exists():
+        raise UserError(f"--prompts {prompts}: no such file or folder")
+    return str(Path(prompts).resolve())

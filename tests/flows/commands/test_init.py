@@ -1,0 +1,59 @@
+"""`draftsmith init` writes a pipeline that is right, explains itself, and is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_targets import make_tiny_target
+from toy_garden import Cli
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(f"{json.dumps({'prompt': f'Say {n} trees.'})}\n" for n in range(40)), encoding="utf-8")
+    return file
+
+
+def test_what_it_writes_is_right_and_of_this_model_these_prompts_and_engines(
+    draftsmith: Cli, home: Path, tmp_path: Path, prompts: Path
+) -> None:
+    model, folder = make_tiny_target("llama", tmp_path / "model"), tmp_path / "work"
+    asked = ("--model", model, "--prompts", prompts, "--engine", "vllm", "--method", "mtp", "--method", "medusa")
+    code, out, err = draftsmith("init", folder, *asked, "--name", "swift")
+    assert code == 0, out + err
+    file = folder / "pipelines.yaml"
+    assert f"{file}: pipeline swift, 12 steps" in out.replace("\n", "") or "12 steps" in out
+    assert "swift on here" in out and f"draftsmith run swift -f {file}" in out.replace("\n", " ").replace("  ", " ")
+    steps = yaml.safe_load(file.read_text(encoding="utf-8"))["pipelines"]["swift"]["steps"]
+    assert steps["target"]["with"]["model"] == str(model)
+    assert steps["prompts"]["with"]["source"] == str(prompts)
+    assert steps["release"]["with"]["engines"] == ["vllm"]
+    assert steps["draft"]["matrix"] == {"method": ["mtp", "medusa"]}
+    assert draftsmith("check", "-f", file)[0] == 0
+    assert draftsmith("init", folder)[0] == 2, "what is there stays"
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["pipelines"].keys() == {"swift"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--engine", "vllmm"), "vllm"),
+        (("--method", "eagle33"), "eagle3"),
+        (("--model", "no/such/folder"), "no hub id"),
+        (("--model", "."), "no config.json"),
+        (("--prompts", "absent.jsonl"), "no such file"),
+        (("--name", "My Pipeline"), "small letters"),
+        (("--method", "medusa", "--engine", "llama.cpp"), "medusa"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line_and_nothing_is_written(
+    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = draftsmith("init", "work", *asked)
+    assert code == 2 and said in out + err
+    assert not (tmp_path / "work").exists()
