@@ -1,9 +1,9 @@
 """Every drafting method on one target: acceptance, cost and speedup by depth, with intervals, and how long a run takes.
 
 Runs pipeline `compare-methods` as a user does, for the built-in target or for one of another width, which
-`build-builtin-target` makes first, and records what its policy says.
+`build-builtin-target` makes first or made elsewhere, and records what its policy says.
 
-    python -m benchmarks.compare_methods [--home DIR] [--width 512] [--prepare] [-p NAME=VALUE ...]
+    python -m benchmarks.compare_methods [--home DIR] [--width 512 [--target FOLDER]] [--prepare] [-p NAME=VALUE ...]
 
 --home keeps what was made there and goes on from it; the record has the seconds that each step took when it was made.
 --prepare makes all that is not timed, on a machine as busy as may be, and writes no record.
@@ -12,7 +12,9 @@ Runs pipeline `compare-methods` as a user does, for the built-in target or for o
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from storage.artifacts.store import Store
 PIPELINES = ROOT / "pipelines.yaml"
 SHAPES = {512: {"hidden_size": 512, "intermediate_size": 1536, "num_layers": 8, "num_heads": 8}}
 """Targets of another width than the built-in one."""
+SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 SPEEDS = ("speedup_pred", "pred_lo", "pred_hi", "speedup_meas", "meas_lo", "meas_hi")
 COSTS = ("t_target_ms", "t_verify_ms", "t_draft_ms", "cost_ratio")
 AT_DEPTH = ("depth_k", "al", "al_lo", "al_hi", *COSTS, *SPEEDS, "al_meas")
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, help="a folder to keep (default: a temporary one)")
     parser.add_argument("--width", type=int, choices=sorted(SHAPES), help="train a target of this width first")
     parser.add_argument("--target-steps", type=int, default=600, help="its optimiser steps")
+    parser.add_argument("--target", type=Path, help="the target of that width, made elsewhere, say on a GPU")
     parser.add_argument("--prepare", action="store_true", help="up to acceptance only; needs --home")
     parser.add_argument("-p", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the pipeline")
     options = parser.parse_args()
@@ -79,12 +83,22 @@ def main() -> None:
     home = options.home or Path(tempfile.mkdtemp(prefix="compare-methods-"))
     params, name = list(options.p), "compare-methods"
     if options.width:
-        params.append(f"model={target_of_width(home, options.width, options.target_steps)}")
+        params.append(f"model={options.target or target_of_width(home, options.width, options.target_steps)}")
         name += f"-{options.width}"
     plan, store = plan_run("compare-methods", params, RunOptions(file=PIPELINES, home=home))
     run_pipeline(home, "compare-methods", params, file=PIPELINES, to="acceptance" if options.prepare else "")
     if not options.prepare:
-        write_record(name, results(plan, store))
+        write_record(name, {"target": target_facts(params), **results(plan, store)})
+
+
+def target_facts(params: Sequence[str]) -> dict[str, Any]:
+    """What the record says of a target that `build-builtin-target` made: its shape and how it was trained."""
+    given = [Path(value) for name, _, value in (param.partition("=") for param in params) if name == "model"]
+    if not given:
+        return {"model": "builtin"}
+    config = json.loads((given[-1] / "config.json").read_text(encoding="utf-8"))
+    lines = (given[-1] / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {**{name: config[name] for name in SHAPE}, "training": json.loads(lines[-1])}
 
 
 def results(plan: Plan, store: Store) -> dict[str, Any]:
