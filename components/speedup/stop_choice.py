@@ -274,7 +274,7 @@ def least_chains(answers: Sequence[Answer], p_min: float, depth: int, times: Rou
     rule, elsewhere = StopRule.of_least(p_min, depth), None
     if times.batch_size > 1:
         elsewhere = rows_at(answers, replay_chains(answers, fixed_chains(depth), len(times.draft) - 1).rounds)
-    return rule_chains(rule, elsewhere, times.batch_size)
+    return rule_chains(rule, elsewhere, times.batch_size, times.in_one_pass)
 
 
 def held_out_least(answers: Sequence[Answer], times: RoundTimes) -> Chains:

@@ -17,6 +17,10 @@ Reading a confidence takes time of its own, which every draft token costs that a
 side take one length, by the mean of their survivals: a round is replayed with others drawn from the rounds that start
 elsewhere. Where no thresholds earn what reading costs, the rule is the best fixed depth itself.
 
+A drafter that computes all its draft tokens in one pass has computed those of the rule's depth when the rule ends a
+chain, while a fixed depth pays for its own draft tokens alone. So the rule's depth is chosen too: the one at which the
+best thresholds decode fastest.
+
 Everything is judged on prompts that the rule was not fitted to (FOLDS parts of the prompts, each judged by a rule of
 the others). K = depths of the maps, n = rounds, P = prompts, B = sequences side by side.
 """
@@ -48,8 +52,8 @@ NUM_BINS: Final = 10  # of a reliability diagram
 class RoundTimes(NamedTuple):
     """What a round takes, ms. draft: [K + 1], by passes. verify: [K + 1], by draft tokens verified, host time included.
 
-    in_one_pass: the drafter computes all its draft tokens at once, so that a shorter chain saves no drafting. reading:
-    of one confidence, and the rule's decision. batch_size: sequences side by side, whose rounds these are.
+    in_one_pass: the drafter computes all its draft tokens at once, so that a chain ended by a rule saves no drafting.
+    reading: of one confidence, and the rule's decision. batch_size: sequences side by side, whose rounds these are.
     """
 
     draft: Floats
@@ -60,15 +64,17 @@ class RoundTimes(NamedTuple):
 
     def of(self, passes: Integers, verified: Integers) -> Floats:
         """The time of rounds that read no confidence, in the shape of `passes`."""
-        deepest = np.full_like(passes, len(self.draft) - 1) if self.in_one_pass else passes
-        return np.asarray(self.draft[deepest] + self.verify[verified])
+        return np.asarray(self.draft[passes] + self.verify[verified])
+
+    def of_block(self, depth: int) -> RoundTimes:
+        """The times of rounds that all draft `depth` tokens, and verify some of them."""
+        draft = np.concatenate([[0.0], np.full(depth, self.draft[depth])])
+        return self._replace(draft=draft, verify=self.verify[: depth + 1])
 
     @property
     def draft_steps(self) -> Floats:
-        """[K + 1]: what draft token j adds, read as well; no pass after the first where all come from one."""
+        """[K + 1]: what draft token j adds, read as well."""
         steps = np.diff(self.draft, prepend=0.0)
-        if self.in_one_pass:
-            steps[2:] = 0.0
         steps[1:] += self.reading
         return steps
 
@@ -114,10 +120,13 @@ def fixed_chains(depth: int) -> Chains:
     return chains
 
 
-def rule_chains(rule: StopRule, elsewhere: Answer | None = None, batch_size: int = 1) -> Chains:
+def rule_chains(
+    rule: StopRule, elsewhere: Answer | None = None, batch_size: int = 1, in_one_pass: bool = False
+) -> Chains:
     """Rounds as the rule ends them: `StopRule.length` for all positions at once.
 
-    elsewhere: rounds of which a batch has others at its side; needed where batch_size is above 1.
+    elsewhere: rounds of which a batch has others at its side; needed where batch_size is above 1. in_one_pass: every
+    round counts the passes of the rule's depth, as RoundTimes has them.
     """
     others = None if elsewhere is None else survival_of(rule, elsewhere.confidence)
 
@@ -131,9 +140,11 @@ def rule_chains(rule: StopRule, elsewhere: Answer | None = None, batch_size: int
         ends = unverified | undrafted
         ends[:, -1] = True
         first = ends.argmax(axis=1)
-        passes = first + 1
+        ended = first + 1
         return Lengths(
-            passes, passes - unverified[np.arange(len(first)), first], np.minimum(passes, min(depth, rule.num_read))
+            np.full_like(ended, depth) if in_one_pass else ended,
+            ended - unverified[np.arange(len(first)), first],
+            np.minimum(ended, min(depth, rule.num_read)),
         )
 
     return chains
@@ -211,6 +222,26 @@ class Fitted(NamedTuple):
 
 def fit_rule(answers: Sequence[Answer], times: RoundTimes) -> Fitted:
     """The rule with the highest rate on these answers; the best fixed depth where no other earns what it reads."""
+    if not times.in_one_pass:
+        return _fit_thresholds(answers, times)
+    depth = answers[0].confidence.shape[1]
+    fitted = [_fit_thresholds(_cut(answers, k), times.of_block(k)) for k in range(1, depth + 1)]
+    best = max(fitted, key=lambda each: replay_chains(answers, each.chains, depth).rate(times))
+    if times.reading:
+        fixed, rate = best_fixed(answers, times)
+        if replay_chains(answers, best.chains, depth).rate(times) <= rate:
+            curves = calibrate(rows_at(answers, replay_chains(answers, fixed_chains(fixed), depth).rounds))
+            return Fitted(StopRule.of_depth(curves, fixed), fixed_chains(fixed))
+    return best
+
+
+def _cut(answers: Sequence[Answer], depth: int) -> list[Answer]:
+    """The answers without what lies deeper."""
+    return [Answer(np.minimum(answer.accepted, depth), answer.confidence[:, :depth]) for answer in answers]
+
+
+def _fit_thresholds(answers: Sequence[Answer], times: RoundTimes) -> Fitted:
+    """`fit_rule` at the depth of the answers."""
     depth = answers[0].confidence.shape[1]
     start, rate = best_fixed(answers, times)
     replayed = replay_chains(answers, fixed_chains(start), depth)
@@ -221,7 +252,7 @@ def fit_rule(answers: Sequence[Answer], times: RoundTimes) -> Fitted:
         if best is None:
             best = Fitted(StopRule.of_depth(curves, start), fixed_chains(start))
         rule = _thresholds(curves, started, times, rate)
-        chains = rule_chains(rule, started if times.batch_size > 1 else None, times.batch_size)
+        chains = rule_chains(rule, started if times.batch_size > 1 else None, times.batch_size, times.in_one_pass)
         replayed = replay_chains(answers, chains, depth)
         before, rate = rate, replayed.rate(times)
         if rate > best_rate:
@@ -317,27 +348,35 @@ def held_out_chains(answers: Sequence[Answer], times: RoundTimes) -> tuple[Chain
     return lambda answer: chains_of[id(answer)](answer), [each.rule for each in fitted]
 
 
-def oracle_chains(rate: float, times: RoundTimes, elsewhere: Answer) -> Chains:
-    """Chains of somebody who knows what will be accepted, at a given rate: a bound that no rule reaches.
+def oracle_chains(rate: float, times: RoundTimes, elsewhere: Answer, depth: int) -> Chains:
+    """Chains up to `depth` of somebody who knows what will be accepted, at a given rate: a bound for every rule.
 
     elsewhere: as `rule_chains` takes it.
     """
-    lengths = np.arange(len(times.verify))
-    cost = rate * times.of(np.maximum(lengths, 1), lengths)
+    lengths = np.arange(depth + 1)
+    passes = np.full_like(lengths, depth) if times.in_one_pass else np.maximum(lengths, 1)
+    cost = rate * times.of(passes, lengths)
 
     def chains(answer: Answer) -> Lengths:
         accepted, others = (np.minimum(rows.accepted[:, None], lengths) for rows in (answer, elsewhere))
         verified = (_side_by_side(accepted, others, times.batch_size, answer) - cost).argmax(axis=1)
-        return Lengths(np.maximum(verified, 1), verified, np.zeros_like(verified))
+        return Lengths(passes[verified], verified, np.zeros_like(verified))
 
     return chains
 
 
 def oracle(answers: Sequence[Answer], times: RoundTimes, rate: float) -> Replayed:
-    """The oracle's rounds at its own rate, found from another one."""
-    depth, rounds = len(times.verify) - 1, [np.arange(len(answer.accepted)) for answer in answers]
+    """The oracle's rounds at its own rate, found from another one; in one pass, with its best depth."""
+    deepest = len(times.verify) - 1
+    depths = range(1, deepest + 1) if times.in_one_pass else (deepest,)
+    return max((_oracle(answers, times, rate, depth) for depth in depths), key=lambda replayed: replayed.rate(times))
+
+
+def _oracle(answers: Sequence[Answer], times: RoundTimes, rate: float, depth: int) -> Replayed:
+    rounds = [np.arange(len(answer.accepted)) for answer in answers]
     for _ in range(1 + MOST_FITS):
-        replayed = replay_chains(answers, oracle_chains(rate, times, rows_at(answers, rounds)), depth)
+        chains = oracle_chains(rate, times, rows_at(answers, rounds), depth)
+        replayed = replay_chains(answers, chains, len(times.verify) - 1)
         rate, rounds = replayed.rate(times), replayed.rounds
     return replayed
 
@@ -355,7 +394,7 @@ def reliability(answers: Sequence[Answer], replayed: Replayed, rules: Sequence[S
     predicted, observed = [], []
     for index, (answer, rounds) in enumerate(zip(answers, replayed.rounds, strict=True)):
         rule, rows = rules[index % len(rules)], rows_at([answer], [rounds])
-        for j in range(rows.confidence.shape[1]):
+        for j in range(min(rule.depth, rows.confidence.shape[1])):
             reaching = rows.accepted >= j
             predicted.append(_read(rule.calibration[j], rows.confidence[reaching, j]))
             observed.append((rows.accepted[reaching] > j).astype(float))

@@ -31,7 +31,9 @@ from components.stop_rule import Calibration, StopRule
 DEPTH = 7
 STEEP = RoundTimes(np.concatenate([[0.0], 1.5 + 0.8 * np.arange(DEPTH)]), 10.0 + 1.2 * np.arange(DEPTH + 1))
 FLAT = RoundTimes(np.concatenate([[0.0], 1.0 + 0.3 * np.arange(DEPTH)]), 10.0 + 0.05 * np.arange(DEPTH + 1))
-BLOCK = RoundTimes(np.concatenate([[0.0], np.full(DEPTH, 3.0)]), 10.0 + 1.2 * np.arange(DEPTH + 1), in_one_pass=True)
+BLOCK = RoundTimes(
+    np.concatenate([[0.0], 1.5 + 0.8 * np.arange(DEPTH)]), 10.0 + 1.2 * np.arange(DEPTH + 1), in_one_pass=True
+)
 
 
 class Simulated(NamedTuple):
@@ -52,15 +54,19 @@ class Simulated(NamedTuple):
 
     def best_rate(self, times: RoundTimes) -> float:
         """The rate of the best rule of all, by dynamic programming over survival with the true curve."""
+        if times.in_one_pass:
+            blocks = [times.of_block(depth)._replace(in_one_pass=False) for depth in range(1, DEPTH + 1)]
+            return max(self.best_rate(block) for block in blocks)
         # Equally likely confidences stand for the Beta distribution.
         drawn = np.sort(np.random.default_rng(0).beta(self.a, self.b, 20_000))
-        accept = self.truth(drawn.reshape(200, -1).mean(axis=1))
-        grid = np.linspace(0.0, 1.0, 801)
-        low, high = 0.0, 1.0 + DEPTH
+        accept = self.truth(drawn.reshape(100, -1).mean(axis=1))
+        grid = np.linspace(0.0, 1.0, 401)
+        depth = len(times.verify) - 1
+        low, high = 0.0, 1.0 + depth
         while high - low > 1e-5:
             rate = (low + high) / 2
             worth = np.zeros_like(grid)  # of going on after draft token j, by its survival
-            for j in range(DEPTH, 0, -1):
+            for j in range(depth, 0, -1):
                 at = grid[:, None] * accept
                 kept = at - rate * (times.verify[j] - times.verify[j - 1]) + np.interp(at, grid, worth)
                 going_on = np.maximum(kept, 0.0).mean(axis=1) - rate * times.draft_steps[j]
@@ -93,6 +99,20 @@ def test_a_fitted_rule_comes_near_the_optimum_and_loses_nothing_to_the_best_dept
     assert rate >= 0.97 * simulated.best_rate(costs)
     assert rate >= 0.995 * best_fixed(fresh, costs)[1]
     assert rate <= oracle(fresh, costs, rate).rate(costs)
+
+
+def test_a_drafter_of_one_pass_pays_for_the_depth_of_its_rule_and_a_fixed_depth_for_its_own() -> None:
+    answers = DRAFTERS["all or nothing"].answers(40, seed=1)
+    fitted = fit_rule(answers, BLOCK)
+    rule, spent = fitted.rule, 0.0
+    for answer, rounds in zip(answers, replay_chains(answers, fitted.chains, DEPTH).rounds, strict=True):
+        for position in rounds.tolist():
+            _, verified = rule.length(answer.confidence[position].tolist())
+            spent += float(BLOCK.draft[rule.depth] + BLOCK.verify[verified])
+    assert replay_chains(answers, fitted.chains, DEPTH).by_verified(BLOCK).sum() == pytest.approx(spent)
+    in_passes = BLOCK._replace(in_one_pass=False)
+    assert best_fixed(answers, BLOCK) == best_fixed(answers, in_passes), "a fixed depth ends no chain"
+    assert rule.depth < DEPTH, "drafting deeper than a chain ever goes would cost more than it gains"
 
 
 def test_confidence_that_says_much_gains_over_every_fixed_depth() -> None:
