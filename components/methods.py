@@ -80,6 +80,7 @@ METHODS: dict[str, Method] = {
         reads_taps=True,
         default_formats=("dflash",),
         gguf_base="dflash",
+        one_pass=True,
     ),
     "eagle1": Method(
         draft_class="components.drafts.methods.eagle1:Eagle1",

@@ -106,9 +106,8 @@ class StopRule:
 
     @classmethod
     def of_depth(cls, calibration: tuple[Calibration, ...], depth: int) -> StopRule:
-        """Chains of one depth, whatever the confidences."""
-        num_more = len(calibration) - depth
-        return cls(calibration, (0.0,) * depth + (NEVER,) * num_more, (0.0,) * len(calibration))
+        """Chains of one depth, whatever the confidences; nothing beyond it is drafted."""
+        return cls(calibration[:depth], (0.0,) * depth, (0.0,) * depth)
 
     @cached_property
     def num_read(self) -> int:

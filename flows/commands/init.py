@@ -1,4 +1,4 @@
-"""`draftsmith init`: a commented pipelines.yaml for a model, its prompts and its engines, checked before it is written."""
+"""`draftsmith init`: a commented pipelines.yaml for a model, its prompts and engines, checked before it is written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from jinja2 import Environment, StrictUndefined
 from components.contract import UserError
 from components.data.sources.addresses import PREFIX, is_url
 from components.targets.source import BUILTIN, local_folder
-from flows.commands.plan_on import print_on
-from flows.commands.terminal import DEFAULT_FILE, Invocation, echo, out
+from flows.commands.plan_on import estimate_run
+from flows.commands.run_output import duration
+from flows.commands.terminal import DEFAULT_FILE, Invocation, echo
+from flows.planning.machines import find_machine
 from flows.planning.plan import check_file
+from flows.planning.workload import in_bytes
 from storage.artifacts.store import Store
 
 TEMPLATE = Path(__file__).with_name("first_pipeline.yaml.jinja")
@@ -28,9 +31,12 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Where pipelines.yaml is written.")] = Path(),
     *,
     model: Annotated[str, typer.Option(help="A folder in Hugging Face format, a hub id, or builtin.")] = "builtin",
-    prompts: Annotated[str, typer.Option(help="A file or folder of prompts or chats, or an address of data.")] = NO_DATA,
+    prompts: Annotated[
+        str, typer.Option(help="A file or folder of prompts or chats, or an address of data.")
+    ] = NO_DATA,
     engine: Annotated[list[str], typer.Option(help="An engine that will serve it; may be repeated.")] = [],  # noqa: B006
-    method: Annotated[list[str], typer.Option(help="A drafting method; may be repeated.")] = ["eagle3", "mtp"],  # noqa: B006
+    method: Annotated[list[str], typer.Option(help="A method; may be repeated.")] = ["eagle3", "mtp"],  # noqa: B006
+    draft_vocab_size: Annotated[int, typer.Option(min=0, help="Tokens that drafters know; 0: the step's default.")] = 0,
     name: Annotated[str, typer.Option(help="The pipeline's name.")] = "mine",
 ) -> None:
     """Write a commented pipelines.yaml for your model, prompts and engines, and say what its first run will take."""
@@ -39,7 +45,7 @@ def init(
         raise UserError(f"{file}: is there already: name another folder, or remove it")
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name}: take small letters, digits and hyphens, and a letter first")
-    text = first_pipeline(name, _model(model), _prompts(prompts), engine, method)
+    text = first_pipeline(name, _model(model), _prompts(prompts), engine, method, draft_vocab_size)
     with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
         tried = Path(place) / DEFAULT_FILE
         tried.write_text(text, encoding="utf-8")
@@ -47,17 +53,27 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     echo(f"{file}: pipeline {name}, {steps} steps")
+    where = "" if file == DEFAULT_FILE else f" -f {file}"
     try:
-        print_on(name, [], "here", None, file, Invocation.packages, out, as_json=False)
+        estimate = estimate_run(name, [], find_machine("here", file), file, Store(), Invocation.packages)
     except UserError as error:
         echo(f"what a run will take cannot be said yet: {error}")
-    where = "" if file == DEFAULT_FILE else f" -f {file}"
-    echo(f"next:\n  draftsmith rehearse {name}{where}\n  draftsmith run {name}{where}")
+    else:
+        takes, disk = duration(estimate.seconds), in_bytes(estimate.disk)
+        echo(
+            f"its first run takes about {takes} here and {disk} of disk (plan {name} --on here says what that rests on)"
+        )
+        for fault in estimate.faults:
+            echo(fault)
+    commands = (f"plan {name}", f"rehearse {name}", f"run {name}")
+    echo("\n".join(["next:", *(f"  draftsmith {command}{where}" for command in commands)]))
 
 
-def first_pipeline(name: str, model: str, prompts: str, engines: list[str], methods: list[str]) -> str:
+def first_pipeline(
+    name: str, model: str, prompts: str, engines: list[str], methods: list[str], draft_vocab_size: int
+) -> str:
     """The text of the file. model, prompts: as its steps take them."""
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701 (YAML)
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
         model=model,
@@ -66,6 +82,7 @@ def first_pipeline(name: str, model: str, prompts: str, engines: list[str], meth
         is_own_data=prompts != NO_DATA,
         methods=methods,
         engines=engines,
+        draft_vocab_size=draft_vocab_size,
         one_module="mtp" in methods and "vllm" in engines,
     )
 

@@ -129,9 +129,16 @@ def test_where_reading_costs_more_than_it_gains_the_rule_is_the_best_depth_and_r
     answers, costs = DRAFTERS["as said"].answers(40, seed=1), STEEP._replace(reading=2.0)
     depth, rate = best_fixed(answers, costs)
     fitted = fit_rule(answers, costs)
-    assert fitted.rule.num_read == 0
+    assert fitted.rule.num_read == 0 and fitted.rule.depth == depth, "nothing is drafted that is never verified"
     assert {fitted.rule.length(row.tolist()) for row in answers[0].confidence} == {(depth, depth)}
     assert replay_chains(answers, fitted.chains, DEPTH).rate(costs) == rate
+
+
+def test_a_drafter_of_one_pass_whose_confidence_says_nothing_drafts_its_best_depth_alone() -> None:
+    answers, costs = DRAFTERS["says nothing"].answers(40, seed=1), BLOCK._replace(reading=2.0)
+    fitted = fit_rule(answers, costs)
+    assert fitted.rule.depth == best_fixed(answers, costs)[0]
+    assert replay_chains(answers, fitted.chains, DEPTH).rate(costs) == best_fixed(answers, costs)[1]
 
 
 @pytest.mark.parametrize("drafter", ["as said", "all or nothing"])

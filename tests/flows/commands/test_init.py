@@ -23,15 +23,17 @@ def test_what_it_writes_is_right_and_of_this_model_these_prompts_and_engines(
 ) -> None:
     model, folder = make_tiny_target("llama", tmp_path / "model"), tmp_path / "work"
     asked = ("--model", model, "--prompts", prompts, "--engine", "vllm", "--method", "mtp", "--method", "medusa")
+    asked += ("--draft-vocab-size", 128)
     code, out, err = draftsmith("init", folder, *asked, "--name", "swift")
     assert code == 0, out + err
     file = folder / "pipelines.yaml"
-    assert f"{file}: pipeline swift, 12 steps" in out.replace("\n", "") or "12 steps" in out
-    assert "swift on here" in out and f"draftsmith run swift -f {file}" in out.replace("\n", " ").replace("  ", " ")
+    assert f"{file}: pipeline swift, 15 steps" in out
+    assert "its first run takes about" in out and f"draftsmith run swift -f {file}" in out
     steps = yaml.safe_load(file.read_text(encoding="utf-8"))["pipelines"]["swift"]["steps"]
     assert steps["target"]["with"]["model"] == str(model)
     assert steps["prompts"]["with"]["source"] == str(prompts)
     assert steps["release"]["with"]["engines"] == ["vllm"]
+    assert steps["draft"]["with"]["draft_vocab_size"] == 128
     assert steps["draft"]["matrix"] == {"method": ["mtp", "medusa"]}
     assert draftsmith("check", "-f", file)[0] == 0
     assert draftsmith("init", folder)[0] == 2, "what is there stays"
