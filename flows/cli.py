@@ -35,6 +35,7 @@ from storage.redaction import without_secrets
 
 COMMANDS = {
     "check": ("check", "first-pipeline"),
+    "explain": ("explain", "first-pipeline"),
     "plan": ("check", "first-pipeline"),
     "rehearse": ("rehearse", "my-model"),
     "run": ("run", "first-pipeline"),
