@@ -108,6 +108,7 @@ def measure_acceptance(
     return Measurements.of_step(
         ctx,
         {
+            "model": str(target.info.get("model", "")),
             "method": record["method"],
             "draft_key": draft.key,
             "draft_vocab_size": record.get("draft_vocab_size"),

@@ -85,6 +85,7 @@ def choose_depth(
         # Flags of the measuring steps are passed on.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
         served=served_depths(read_policy(champion.path)) if champion is not None else {},
+        target_model=next((str(a.info["model"]) for a in acceptance if a.info.get("model")), ""),
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     contenders: list[Contender] = []
@@ -450,6 +451,7 @@ def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> Pol
         reasons=[f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons),
         # Above 0 it is worth using; or worth a try, where too little was measured for a verdict.
         winner=Winner(best.draft_key, best.method, best.depth_k) if best.depth_k > 0 else None,
+        judged=best.draft_key,
     )
     top = next(c for c in ranking if c.chosen)
     if top.tree_budget is not None and winner.tree_budget is None:

@@ -12,8 +12,10 @@ from typing import Final
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
+from components.policy import read_policy
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
+from components.report.pages.origin import origin_of
 from components.report.pages.training_data import trained_on
 from components.report.tables import measured_speedup, method_title, predicted_speedup
 from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
@@ -63,6 +65,9 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
     flags = read_rows(languages.path, QualityFlag)
     return {
         "title": title,
+        "origin": origin_of(
+            "" if policy is None else read_policy(policy.path).target_model, rows[0].target_key, languages
+        ),
         "sentences": findings(rows),
         "shown": any(row.verdict == "lower" for row in rows),
         "depth": rows[0].depth_k,
