@@ -12,7 +12,6 @@ from typing import Final
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
-from components.policy import read_policy
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
 from components.report.pages.origin import origin_of
@@ -65,9 +64,7 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
     flags = read_rows(languages.path, QualityFlag)
     return {
         "title": title,
-        "origin": origin_of(
-            "" if policy is None else read_policy(policy.path).target_model, rows[0].target_key, languages
-        ),
+        "origin": origin_of(str(languages.info.get("model", "")), rows[0].target_key, languages),
         "sentences": findings(rows),
         "shown": any(row.verdict == "lower" for row in rows),
         "depth": rows[0].depth_k,

@@ -39,4 +39,4 @@ def test_what_was_not_recorded_is_not_told(tmp_path: Path) -> None:
 
 def test_the_page_begins_with_the_model(page: Callable[..., Page]) -> None:
     source = (page().path / "index.html").read_text()
-    assert re.search(r"<h1>A report</h1>\s*<p class=\"origin\"><span><b>model</b> builtin</span>", source)
+    assert re.search(r"<h1>A report</h1>\s*<p class=\"origin\"><span><small>model</small> builtin</span>", source)
