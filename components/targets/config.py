@@ -43,6 +43,11 @@ def load_target(
     facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
     if facts["layers"] != ["full"]:
         ctx.note(f"{model}: its layers see: {', '.join(facts['layers'])}")
+    if (dtype, facts["dtype"], facts["stored_dtype"]) == ("auto", "float32", "BF16"):
+        ctx.note(
+            f"{model}: stored in bfloat16, computed in float32 on this CPU, so that greedy text is the same token for "
+            "token; `dtype: bfloat16` takes half the memory"
+        )
     if facts["text_part"]:
         ctx.note(f"{model}: a model of images and text; its text part alone is the target")
     for line in unheeded_generation(folder):
