@@ -2,7 +2,8 @@
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
-  target_model the target as the pipeline names it; "" in policies from before this field
+  target_model the target as the pipeline names it; prompt_format: whether the measured prompts were each a "chat" or
+               a "text" to be continued; both "" in policies from before these fields
   rule, tolerance, confidence                 how the depth was chosen: as text, as a share, as a probability
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
@@ -330,6 +331,7 @@ class Policy:
     stops: list[StopChoice] = field(default_factory=list)
     acceptance_by_context: list[AcceptanceByContext] = field(default_factory=list)
     target_model: str = ""
+    prompt_format: str = ""
     judged: str = ""  # draft_key; "" in policies from before this field
 
 

@@ -42,6 +42,7 @@ from components.bench.end_to_end.arms import check_branching, tree_shape
 from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.bench.settings import Dtype, TreeBudgets
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target, UserError
+from components.data.formats.prompts import prompt_format, read_prompts
 from components.decoding.chain import GREEDY, decode
 from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import TreeShape
@@ -109,6 +110,7 @@ def measure_acceptance(
         ctx,
         {
             "model": str(target.info.get("model", "")),
+            "prompt_format": prompt_format(read_prompts(prompts, "test")),
             "method": record["method"],
             "draft_key": draft.key,
             "draft_vocab_size": record.get("draft_vocab_size"),

@@ -85,7 +85,8 @@ def choose_depth(
         # Flags of the measuring steps are passed on.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
         served=served_depths(read_policy(champion.path)) if champion is not None else {},
-        target_model=next((str(a.info["model"]) for a in acceptance if a.info.get("model")), ""),
+        target_model=_first_fact(acceptance, "model"),
+        prompt_format=_first_fact(acceptance, "prompt_format"),
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     contenders: list[Contender] = []
@@ -114,6 +115,11 @@ def choose_depth(
     facts = policy_summary(policy)
     ctx.note(f"depth {facts['depth_k']} for {facts['method']}: {'; '.join(policy.reasons)}")
     return DepthPolicy.of_step(ctx, facts)
+
+
+def _first_fact(measured: Sequence[Measurements], name: str) -> str:
+    """A text that the first of some measurements records, which is the same for all; "" where none does."""
+    return next((str(one.info[name]) for one in measured if one.info.get(name)), "")
 
 
 Group = tuple[str, int | None]  # draft_key, tree_budget

@@ -327,6 +327,7 @@ def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: 
         "depth_k": winner.depth_k if winner else 0,
         "depth_by_workload": _depth_by_workload(policy.choices, draft.key, drafting=winner is not None),
         "verdict": policy.verdict,
+        "prompt_format": policy.prompt_format or "text",
     }
     write_json(folder / "serve.json", serve)
     return serve

@@ -27,9 +27,8 @@ from components.report.charts.depth import (
     workload_chart,
 )
 from components.report.charts.export import write_pictures
-from components.report.pages.origin import origin_of
 from components.report.pages.training_data import trained_on
-from components.report.summary import VERDICTS, summarise, verdict_in_words
+from components.report.summary import VERDICTS, origin_of, summarise, verdict_in_words
 from components.report.tables import (
     arm_table,
     change_table,

@@ -14,8 +14,8 @@ from components.html_pages import write_html
 from components.outside_json import JsonObject
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
-from components.report.pages.origin import origin_of
 from components.report.pages.training_data import trained_on
+from components.report.summary import origin_of
 from components.report.tables import measured_speedup, method_title, predicted_speedup
 from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
 from components.tables import Table, format_interval, format_percent
