@@ -43,7 +43,8 @@ def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, 
     the report, the registered version and the like.
     """
     lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
-    lines["chosen depth"] = str(policy.get("depth_k", 0))
+    not_served = policy.get("verdict") in ("do_not_speculate", "invalid") and policy.get("depth_k")
+    lines["chosen depth"] = f"{policy.get('depth_k', 0)}{', not served' if not_served else ''}"
     lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "") + _while_decoding(policy)
     lines["measured speedup"] = _with_interval(policy, "speedup_meas", "meas_lo", "meas_hi", "x")
     lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")

@@ -55,6 +55,7 @@ _TARGET_KEY = {
     "artifacts": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
     "steps": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
 }
+_TARGETS_OF_RUNS = "SELECT run_id, min(artifact_key) AS target_key FROM step WHERE kind = 'Target' GROUP BY run_id"
 _DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -168,6 +169,8 @@ def _model_of(view: str, columns: Mapping[str, str]) -> tuple[str, str]:
     """(SQL of the name of a row's target, the join that finds it); ("", "") for rows of no target."""
     key = "v.target_key" if "target_key" in columns else _TARGET_KEY.get(view, "")
     join = f"LEFT JOIN v_target t ON t.target_key = {key}" if key and "model" not in columns else ""
+    if view == "runs":
+        join = f"LEFT JOIN ({_TARGETS_OF_RUNS}) r USING (run_id) LEFT JOIN v_target t ON t.target_key = r.target_key"
     name = "v.model" if "model" in columns else "t.model" if join else ""
     return f"coalesce({name}, left(v.target_key, 12))" if name and "target_key" in columns else name, join
 

@@ -190,13 +190,13 @@ FROM arm;
 -- What one arm did with one prompt in one process (0: the only one), repetitions summed: what comparisons are paired on. tokens: kept
 -- after the first (after an engine's first chunk), in decode_ns; ns_per_token: of each repetition.
 CREATE VIEW v_arm_prompt AS
-SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
+SELECT artifact_key, session_id, machine_id, created_at, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
        kernel, num_threads, engine, workload, coalesce(process, 0) AS process, prompt_id, count(*) AS requests,
        sum(decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
        list(decode_ns / decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns)) AS ns_per_token, sum(num_rounds)::BIGINT AS rounds,
        count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
-FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
+FROM named('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
 
 -- Each arm against the best plain decoding of the same session: the plain kernel with the highest tokens_per_s over all workloads, same
 -- engine (none: our own loop), dtype, threads, batch and temperature. speedup is on the prompts that one process decoded both ways,

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from components.rows import DepthChoice, EngineAcceptance, write_rows
 from flows.cli import main
 from flows.commands.trend import find_trend, spark_lines, table
 from storage.artifacts.store import Store
+from storage.history.files import write_record
 from storage.history.query import open_history
+from storage.history.records import RunRow, StepRow
 from storage.history.write import record_artifact
 
 CHOICE = DepthChoice("sel", "t", "d", "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, 1.25, 1.2, 1.3, 0.0, "use", [])
@@ -187,6 +190,23 @@ def test_every_view_that_knows_a_target_has_the_name_of_its_model(tmp_path: Path
         for view, column in ask(sql, {})[1]:
             columns.setdefault(view, set()).add(column)
     assert len(columns) > 15
-    assert [view for view, names in columns.items() if "target_key" in names and "model" not in names] == [
-        "v_arm_prompt"
-    ]
+    assert [view for view, names in columns.items() if "target_key" in names and "model" not in names] == []
+
+
+def test_runs_of_one_pipeline_over_two_models_are_two_lines(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key, model in (("t0", "one"), ("t1", "two")):
+        store.open_staging(key)
+        record_artifact(tmp_path, store.commit(key, "Target", {"model": model}, {"run_id": "r"}).path)
+    now = datetime(2026, 1, 1)
+    for number, target in enumerate(("t0", "t1", "t0")):
+        run_id = f"r{number}"
+        made_by = (run_id, "p", "target", "targets.load_target", "Target", target)
+        step = StepRow(*made_by, False, "", "completed", 1.0, "{}", "{}", now)
+        write_record(tmp_path, "step", f"step-{number}", [step])
+        run = RunRow(
+            run_id, "p", "{}", "direct", "completed", None, 1, 0, now, now + timedelta(minutes=number), None, "1"
+        )
+        write_record(tmp_path, "run", run_id, [run])
+    found = find_trend(tmp_path, "runs.seconds", {}, 50)
+    assert {series: len(found.of(series)) for series in found.series()} == {"one": 2, "two": 1}
