@@ -2,8 +2,8 @@
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
-  target_model the target as the pipeline names it; prompt_format: whether the measured prompts were each a "chat" or
-               a "text" to be continued; both "" in policies from before these fields
+  target_model the name of the target, without its folders
+  prompt_format "chat" or "text" (to be continued): what the measured prompts were; both "" in older policies
   rule, tolerance, confidence                 how the depth was chosen: as text, as a share, as a probability
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding

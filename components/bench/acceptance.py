@@ -55,6 +55,7 @@ from components.rows import AcceptanceMap, SampledRun, write_rows
 from components.targets.generate import row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target
+from components.targets.source import model_name
 from components.weight_format import Storage
 
 CONFIDENCE_DIGITS = 4
@@ -109,7 +110,7 @@ def measure_acceptance(
     return Measurements.of_step(
         ctx,
         {
-            "model": str(target.info.get("model", "")),
+            "model": model_name(str(target.info.get("model", ""))),
             "prompt_format": prompt_format(read_prompts(prompts, "test")),
             "method": record["method"],
             "draft_key": draft.key,

@@ -106,7 +106,7 @@ def _identity(facts: Facts) -> str:
 def origin_of(model: str, target_key: str, measured: Artifact) -> list[tuple[str, str]]:
     """(label, value): which model, measured on which machine, when, and by which code.
 
-    model: the target as the pipeline names it; "" where only its key is known. The rest is what the measurement
+    model: the name of the target; "" where only its key is known. The rest is what the measurement
     recorded about itself; what it did not record has no entry.
     """
     facts = [("model", model or f"target {target_key[:12]}")]

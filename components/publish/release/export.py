@@ -364,6 +364,9 @@ def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, pol
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
             shutil.copyfile(policy.path / name, folder / name)
+    content = read_object(folder / "policy.json")
+    if content.get("target_model"):  # its name here, which may be private
+        write_json(folder / "policy.json", content | {"target_model": record["target"]["model"]})
     for name, content in setting_files(record["engines"]).items():
         write_json(folder / name, content)
     files = read_object(folder / "draftsmith" / "target.json")["files"]
