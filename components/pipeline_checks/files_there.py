@@ -47,7 +47,7 @@ def _find_source(address: str, source: object) -> None:
         if chats.hub is None and chats.path and not is_url(chats.path):
             list_files(chats)
     elif address == "data.collect_workloads":
-        workloads = workload_source(source)  # type: ignore[arg-type] - its settings were checked
+        workloads = workload_source(source)  # type: ignore[arg-type]  # its settings were checked
         if workloads.path and not workloads.path.startswith(PREFIX):
             local_files(workloads)
     elif address == "data.collect_prompts" and source != STDLIB and not str(source).startswith(PREFIX):
