@@ -109,8 +109,8 @@ def engine_settings(
         flags = [*settings["sglang"]["flags"], "--speculative-dspark-sps-table-path", COSTS_FILE]
         settings["sglang_costs"] = {"flags": flags, COSTS_FILE: table}
     for name in settings.keys() & ENGINE_OF_SETTING.keys():
-        served = profile_of(ENGINE_OF_SETTING[name]).methods.get(kind_of(winner.method, method_settings))
-        if served is not None and (most := served.max_depth) is not None:
+        entry = profile_of(ENGINE_OF_SETTING[name]).methods.get(kind_of(winner.method, method_settings))
+        if entry is not None and (most := entry.max_depth) is not None:
             fewer = {batch_size: min(depth, most) for batch_size, depth in by_batch.items()}
             nearer = [replace(c, depth_k=min(c.depth_k, most)) for c in contexts]
             settings[name] = settings_for(winner.method, fewer, nearer)[name]
