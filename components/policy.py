@@ -2,6 +2,8 @@
 
 policy.json holds
   selection_id, target_key, dtype, kernel     what was chosen for, and the arithmetic it was measured in
+  target_model the name of the target, without its folders
+  prompt_format "chat" or "text" (to be continued): what the measured prompts were; both "" in older policies
   rule, tolerance, confidence                 how the depth was chosen: as text, as a share, as a probability
   choices      DepthChoice rows, one for each (drafter, batch size, workload), "all" and a stated "mixture" included
   evals        DepthEval rows, one for each depth of each choice; depth 0 is plain decoding
@@ -22,6 +24,7 @@ policy.json holds
   flags        QualityFlag rows
   winner       Winner or null
   verdict      use | do_not_speculate | undecided | invalid, with `reasons` as text
+  judged       the drafter that they are about: the winner, else the one that is nearest to being one
   gate         Gate; null before confirm_depth
 
 speedup/policy_markdown.py writes it, with `policy.md`, which shows the same to people. Settings of serving engines are
@@ -327,6 +330,9 @@ class Policy:
     confidence: float = 0.95
     stops: list[StopChoice] = field(default_factory=list)
     acceptance_by_context: list[AcceptanceByContext] = field(default_factory=list)
+    target_model: str = ""
+    prompt_format: str = ""
+    judged: str = ""  # draft_key; "" in policies from before this field
 
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
@@ -395,6 +401,16 @@ def served_choices(policy: Policy, draft_key: str | None = None) -> list[DepthCh
     all_workload_choices = [c for c in policy.choices if c.workload == ALL and draft_key in (None, c.draft_key)]
     smallest = min((c.batch_size for c in all_workload_choices), default=1)
     return [c for c in all_workload_choices if c.batch_size == smallest]
+
+
+def judged_choice(policy: Policy) -> DepthChoice | None:
+    """The choice that verdict and reasons are about; None without any choice.
+
+    Where a policy names no drafter, the surest prediction stands for all; of equal ones the smallest key, as in ranks.
+    """
+    key = policy.winner.draft_key if policy.winner is not None else policy.judged
+    choices = (served_choices(policy, key) if key else []) or served_choices(policy)
+    return min(choices, key=lambda c: (-c.pred_lo, c.draft_key), default=None)
 
 
 def served_depths(released: Policy) -> dict[str, int]:

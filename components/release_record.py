@@ -17,7 +17,10 @@ RELEASE, SERVE = "release.json", "draftsmith/serve.json"
 
 
 class ServeRecord(TypedDict):
-    """serve.json. depth_k: draft tokens a round, 0: none. depth_by_workload: the same for each measured workload."""
+    """serve.json. depth_k: draft tokens a round, 0: none. depth_by_workload: the same for each measured workload.
+
+    prompt_format: what it was measured on, "chat" or "text"; older ones do not say.
+    """
 
     method: str
     draft_key: str
@@ -25,6 +28,7 @@ class ServeRecord(TypedDict):
     depth_k: int
     depth_by_workload: dict[str, int]
     verdict: str
+    prompt_format: NotRequired[str]
 
 
 class WeightCounts(TypedDict):

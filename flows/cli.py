@@ -36,6 +36,7 @@ from storage.redaction import without_secrets
 COMMANDS = {
     "init": ("init", "first-pipeline"),
     "check": ("check", "first-pipeline"),
+    "explain": ("explain", "first-pipeline"),
     "plan": ("check", "first-pipeline"),
     "rehearse": ("rehearse", "my-model"),
     "run": ("run", "first-pipeline"),

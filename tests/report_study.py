@@ -37,7 +37,7 @@ def decided_study(root: Path, *, num_prompts: int, seed: int, flags: Iterable[Qu
     def measured(name: str, some: list[Any]) -> Measurements:
         (root / name).mkdir()
         write_rows(root / name, some)
-        return Measurements(key=name.ljust(64, "0"), path=root / name)
+        return Measurements(key=name.ljust(64, "0"), path=root / name, info={"model": "builtin"})
 
     methods = ("eagle3", "mtp")
     lengths = {m.prompt_id: 300 * number for number, m in enumerate(rows["maps"][:num_prompts], start=1)}

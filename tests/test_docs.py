@@ -286,7 +286,7 @@ def sql_of_the_pages() -> list[str]:
 
 @pytest.mark.parametrize("sql", sql_of_the_pages(), ids=lambda sql: " ".join(sql.split())[:40])
 def test_sql_finds_what_it_asks_for(sql: str, recorded: Path) -> None:
-    columns, rows = query(sql, recorded)
+    columns, rows = query(re.sub(r"target_key, '[0-9a-f]{12}'", "target_key, ''", sql), recorded)  # of any target
     assert columns and rows
 
 

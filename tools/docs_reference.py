@@ -6,7 +6,6 @@ Without mkdocs, `python -m tools.docs_reference FOLDER` writes them as Markdown.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import inspect
 import io
@@ -14,8 +13,7 @@ import os
 import re
 import sys
 import tempfile
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,59 +68,39 @@ def step_addresses() -> dict[str, list[str]]:
 def _room_about(room: str) -> str:
     import importlib
 
+    from flows.planning.explanation import first_paragraph
+
     return first_paragraph(inspect.getdoc(importlib.import_module(f"components.{room}")) or "")
 
 
 def _step(address: str) -> Iterator[str]:
-    from flows.planning.step_signature import resolve
+    from flows.planning.explanation import explain_step
+    from flows.planning.step_signature import PACKAGES
 
-    step = resolve(address)
-    about, arguments = split_docstring(inspect.getdoc(step.function) or "")
-    measures = " It measures." if step.measures else ""
+    step = explain_step(address, PACKAGES)
     yield f"### {address} {{#{address}}}"
-    yield about
-    yield f"It makes **{step.kind.__name__}**.{measures}"
-    if step.slots:
-        rows = [
-            (
-                f"`{name}`",
-                f"{slot}{', optional' if slot.optional else ''}",
-                arguments.get(name) or first_paragraph(inspect.getdoc(slot.kind) or ""),
-            )
-            for name, slot in step.slots.items()
-        ]
-        yield table(("input", "kind", "meaning"), rows)
-    schema = step.adapter.json_schema()
-    rows = [
-        (f"`{name}`", type_words(field), _default(step.defaults, name), arguments.get(name, ""))
-        for name, field in schema["properties"].items()
-    ]
-    if rows:
-        yield table(("setting", "type", "default", "meaning"), rows)
-    for definition in schema.get("$defs", {}).values():
-        yield from _nested(definition)
+    yield escape(step.about)
+    yield f"It makes **{step.makes}**.{' It measures.' if step.measures else ''}"
+    if step.inputs:
+        yield table(("input", "kind", "meaning"), [(f"`{e.name}`", e.kind, e.meaning) for e in step.inputs])
+    if step.settings:
+        yield table(SETTING_HEAD, _rows(step.settings))
+    for mapping in step.mappings:
+        yield f"**{mapping.name}.** {escape(mapping.about)}"
+        yield table(("key", "type", "default", "meaning"), _rows(mapping.keys))
 
 
-def _nested(definition: Mapping[str, Any]) -> Iterator[str]:
-    """A mapping that a setting takes, such as one source of chats."""
-    about, fields = split_docstring(definition.get("description", ""), flat=True)
-    rows = [
-        (
-            f"`{name}`",
-            type_words(field),
-            f"`{show(field['default'])}`" if "default" in field else "must be given",
-            fields[name] or field.get("description", ""),
-        )
-        for name, field in definition["properties"].items()
+def _rows(entries: Iterable[Any]) -> list[tuple[str, str, str, str]]:
+    """The cells of settings."""
+    return [
+        (f"`{e.name}`", e.kind, "must be given" if e.default is None else f"`{e.default}`", e.meaning) for e in entries
     ]
-    yield f"**{definition['title']}.** {about}"
-    yield table(("key", "type", "default", "meaning"), rows)
 
 
 def methods_page() -> str:
     """The settings of every drafting method."""
-    from components.drafts.settings import settings_class
     from components.methods import METHODS
+    from flows.planning.explanation import explain_method
 
     out = [
         "# Settings of the methods",
@@ -131,19 +109,8 @@ def methods_page() -> str:
         "`components/drafts/settings.py`.",
     ]
     for method in METHODS:
-        cls = settings_class(method)
-        meanings = attribute_docstrings(cls)
-        properties = cls.model_json_schema()["properties"]
-        rows = [
-            (
-                f"`{name}`",
-                type_words(field),
-                f"`{show(field['default'])}`" if "default" in field else "",
-                meanings[name],
-            )
-            for name, field in properties.items()
-        ]
-        out += [f"## {method}", escape(first_paragraph(inspect.getdoc(cls) or "")), table(SETTING_HEAD, rows)]
+        about, entries = explain_method(method)
+        out += [f"## {method}", escape(about), table(SETTING_HEAD, _rows(entries))]
     return "\n\n".join(out) + "\n"
 
 
@@ -221,11 +188,12 @@ def _column_list(columns: Iterable[str]) -> str:
 
 def _table_about(name: str) -> Iterator[str]:
     from components.rows import TABLES
+    from flows.planning.explanation import split_docstring
 
     if name not in TABLES:
         return
     about, fields = split_docstring(inspect.getdoc(TABLES[name]) or "", flat=True)
-    yield about
+    yield escape(about)
     rows = [(f"`{field}`", meaning) for field, meaning in fields.items() if meaning]
     if rows:
         yield table(("column", "meaning"), rows)
@@ -250,101 +218,6 @@ def view_comments() -> dict[str, str]:
     return {name: " ".join(line.lstrip("- ") for line in comment.splitlines()) for comment, name in found}
 
 
-def split_docstring(text: str, *, flat: bool = False) -> tuple[str, dict[str, str]]:
-    """What stands before the arguments, as Markdown, and argument -> what it says.
-
-    flat: the arguments are not under "Args:" but are the lines "name: meaning" after the first paragraph.
-    """
-    if flat:
-        about, _, rest = text.partition("\n\n")
-    else:
-        about, _, rest = text.partition("\nArgs:\n")
-        rest = textwrap.dedent(rest.split("\nRaises:")[0].split("\nReturns:")[0])
-    arguments: dict[str, str] = _Arguments()
-    name = ""
-    for line in rest.splitlines():
-        if begins := re.match(r"([a-z]\w*)(?:\[\w\])?: (.*)", line):
-            name = begins[1]
-            arguments[name] = begins[2]
-        elif name and line.strip():
-            arguments[name] += " " + line.strip()
-    paragraphs = [escape(" ".join(part.split())) for part in about.strip().split("\n\n")]
-    return "\n\n".join(paragraphs), arguments
-
-
-class _Arguments(dict[str, str]):
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
-def attribute_docstrings(cls: type) -> dict[str, str]:
-    """Field -> the string under it, of a class and its bases; a subclass that says nothing leaves the base's words."""
-    found: dict[str, str] = _Arguments()
-    for base in reversed(cls.__mro__):
-        if base.__module__.split(".")[0] not in ("components", "flows", "storage"):
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(node, ast.ClassDef)
-        for field, after in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                found[field.target.id] = " ".join(str(after.value.value).split())
-    return found
-
-
-def type_words(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words: "int, 1 to 64", "list of `cpu`, `cuda`", "text or null"."""
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(type_words(part) for part in schema["anyOf"]))
-    if "$ref" in schema:
-        return str(schema["$ref"]).rsplit("/", 1)[-1]
-    if "enum" in schema:
-        return ", ".join(f"`{show(value)}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{show(schema['const'])}`"
-    kind = schema.get("type")
-    if kind == "array":
-        items = type_words(schema.get("items", {}))
-        return f"list of {items}" if items else "list"
-    if kind == "object":
-        values = schema.get("additionalProperties")
-        inner = type_words(values) if isinstance(values, Mapping) else ""
-        return f"mapping to {inner}" if inner else "mapping"
-    word = {"integer": "int", "number": "float", "boolean": "true or false", "string": "text", "null": "null"}
-    return word.get(str(kind), "") + _bounds(schema)
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f", {low:g} to {high:g}"
-    words = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "under"}
-    return "".join(f", {word} {schema[key]:g}" for key, word in words.items() if schema.get(key) is not None)
-
-
-def _default(defaults: Mapping[str, Any], name: str) -> str:
-    return f"`{show(defaults[name])}`" if name in defaults else "must be given"
-
-
-def show(value: Any) -> str:
-    """A value as pipelines.yaml would have it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value or '""'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(show, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {show(item)}" for key, item in value.items()) + "}"
-    return str(value)
-
-
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table; the last column is prose and is escaped."""
     head = list(head)
@@ -361,11 +234,6 @@ def escape(text: str) -> str:
         re.sub(r"([*<|])", r"\\\1", part) if i % 2 == 0 else part.replace("|", "\\|") for i, part in enumerate(parts)
     ]
     return "`".join(outside)
-
-
-def first_paragraph(text: str) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join(text.split("\n\n")[0].split())
 
 
 def link_steps(markdown: str, up: str) -> str:

@@ -42,6 +42,7 @@ from components.bench.end_to_end.arms import check_branching, tree_shape
 from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
 from components.bench.settings import Dtype, TreeBudgets
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target, UserError
+from components.data.formats.prompts import prompt_format, read_prompts
 from components.decoding.chain import GREEDY, decode
 from components.decoding.tree import DraftTreeRows
 from components.decoding.tree_shapes import TreeShape
@@ -54,6 +55,7 @@ from components.rows import AcceptanceMap, SampledRun, write_rows
 from components.targets.generate import row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target
+from components.targets.source import model_name
 from components.weight_format import Storage
 
 CONFIDENCE_DIGITS = 4
@@ -108,6 +110,8 @@ def measure_acceptance(
     return Measurements.of_step(
         ctx,
         {
+            "model": model_name(str(target.info.get("model", ""))),
+            "prompt_format": prompt_format(read_prompts(prompts, "test")),
             "method": record["method"],
             "draft_key": draft.key,
             "draft_vocab_size": record.get("draft_vocab_size"),

@@ -1,8 +1,9 @@
-"""Continue one prompt twice, plain and speculative, for people to compare: `draftsmith generate`.
+"""Answer one prompt plain and, with a drafter, speculatively, for people to compare: `draftsmith generate`.
 
 A separate program (`python -m components.decoding.side_by_side`), because the command line does not load torch. The
-request on stdin is JSON: {"target", "draft": directories of artifacts, "prompt", "depth_k", "max_new_tokens", "device",
-"num_threads"}; the answer on stdout is one JSON object. Times are of one run each, not a benchmark.
+request on stdin is JSON: {"target", "draft": directories of artifacts ("" for plain decoding alone), "prompt",
+"as_chat", "depth_k", "max_new_tokens", "device", "dtype", "num_threads"}; the answer on stdout is one JSON object.
+Times are of one run each, not a benchmark.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 import torch
 
 from components.contract import Draft, UserError
+from components.data.formats.prompts import encode_text
 from components.decoding.chain import Decoded, decode
 from components.decoding.session import Session
+from components.drafts.interface import Drafter
 from components.drafts.storage.files import open_draft
 from components.targets.load import open_target, open_tokenizer
 
@@ -24,17 +27,21 @@ WARM_UP_TOKENS = 8
 
 
 def compare_once(request: dict[str, Any]) -> dict[str, Any]:
-    """{"plain", "speculative": {"text", "num_tokens", "ms", "rounds"}, "identical"}; `request` as in the module."""
+    """{"plain", "speculative": {"text", "num_tokens", "ms", "rounds"}, "identical"}, without a drafter {"plain"} alone;
+    `request` as in the module."""
     torch.set_num_threads(int(request["num_threads"]))
     folder = Path(request["target"])
     tokenizer = open_tokenizer(folder)
-    target = open_target(folder, device=request["device"])
-    draft = open_draft(Draft(key="", path=Path(request["draft"])), target, dtype=target.dtype)
-    prompt_ids = tokenizer(request["prompt"])["input_ids"]
+    target = open_target(folder, device=request["device"], dtype=request["dtype"])
+    prompt_ids = encode_text(tokenizer, request["prompt"], as_chat=request["as_chat"])
+    proposers: dict[str, Drafter | None] = {"plain": None}
+    if request["draft"]:
+        draft = Draft(key="", path=Path(request["draft"]))
+        proposers["speculative"] = open_draft(draft, target, dtype=target.dtype)
     depth, limit = int(request["depth_k"]), int(request["max_new_tokens"])
     session = Session(target, len(prompt_ids) + limit + depth + 1)
     runs: dict[str, Decoded] = {}
-    for name, proposer in (("plain", None), ("speculative", draft)):
+    for name, proposer in proposers.items():
         for tokens in (min(WARM_UP_TOKENS, limit), limit):
             at_depth = depth if proposer is not None else 0
             runs[name] = decode(target, proposer, prompt_ids, max_new_tokens=tokens, depth=at_depth, session=session)
@@ -47,7 +54,9 @@ def compare_once(request: dict[str, Any]) -> dict[str, Any]:
         }
         for name, run in runs.items()
     }
-    return {**answer, "identical": runs["plain"].tokens == runs["speculative"].tokens}
+    if "speculative" in runs:
+        answer["identical"] = runs["plain"].tokens == runs["speculative"].tokens
+    return answer
 
 
 def main() -> int:

@@ -176,8 +176,8 @@ def train_draft(
             one it was trained with (a quarter). If no step improves on it, its own weights are kept.
         method: how to draft; components/drafts/METHOD.py says what each one is.
         settings: what methods are told, by method: {eagle3: {ttt_steps: 5}}; only the entry of `method` counts, the
-            others are checked too, so that a matrix over methods can hold those of all. What each method can be told,
-            with defaults: components/drafts/settings.py.
+            others are checked too, so that a matrix over methods can hold those of all. `draftsmith explain METHOD`
+            lists what each one can be told.
         num_steps: optimiser steps.
         optimizer: muon steps the matrices inside the drafter by Muon and the rest (LM head, norms) by AdamW; adamw
             steps all by AdamW.

@@ -43,9 +43,10 @@ import shlex
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
-from components.engines.profiles import GIVEN_MODEL, OWN_MTP, Engine, profile_of
+from components.engines.profiles import GIVEN_MODEL, OWN_MTP, Engine, Settings, kind_of, profile_of
 from components.methods import METHODS
 from components.outside_json import JsonObject
 from components.policy import Policy
@@ -78,12 +79,15 @@ STEPS_FILE, COSTS_FILE = "sglang-steps.json", "sglang-costs.json"
 """Files that SGLang's flags name, in the folder of the release."""
 
 
-def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
+def engine_settings(
+    policy: Policy, without: Collection[Engine], method_settings: Settings = MappingProxyType({})
+) -> JsonObject:
     """The settings for the winner's depth; {} where the verdict is not to draft, or not to believe it.
 
     without: engines that cannot load this drafter and therefore get no settings. Depths are those chosen over all
     measured prompts; a stated mixture's depth was never measured end to end and is only in the policy table. A batch
-    size that measured slower than plain decoding gets depth 0.
+    size that measured slower than plain decoding gets depth 0. method_settings: the drafter's own, of draft.json: an
+    engine that serves fewer draft tokens of such a one gets no more than those.
     """
     winner = policy.winner
     if winner is None or policy.verdict not in ("use", "undecided"):
@@ -104,6 +108,12 @@ def engine_settings(policy: Policy, without: Collection[Engine]) -> JsonObject:
     if settings and winner.method == "dspark" and (table := cost_table(policy, winner.draft_key)):
         flags = [*settings["sglang"]["flags"], "--speculative-dspark-sps-table-path", COSTS_FILE]
         settings["sglang_costs"] = {"flags": flags, COSTS_FILE: table}
+    for name in settings.keys() & ENGINE_OF_SETTING.keys():
+        entry = profile_of(ENGINE_OF_SETTING[name]).methods.get(kind_of(winner.method, method_settings))
+        if entry is not None and (most := entry.max_depth) is not None:
+            fewer = {batch_size: min(depth, most) for batch_size, depth in by_batch.items()}
+            nearer = [replace(c, depth_k=min(c.depth_k, most)) for c in contexts]
+            settings[name] = settings_for(winner.method, fewer, nearer)[name]
     return {name: value for name, value in settings.items() if ENGINE_OF_SETTING.get(name) not in without}
 
 

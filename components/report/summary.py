@@ -1,9 +1,13 @@
-"""The summary of a run in a few lines, printed at its end, from the info of its artifacts."""
+"""The summary of a run in a few lines, printed at its end, from the info of its artifacts; and a page's first line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
+
+from components.contract import Artifact
+from components.outside_json import read_object
 
 Facts = Mapping[str, Any]
 """Info of an artifact, as its step gave it."""
@@ -39,7 +43,8 @@ def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, 
     the report, the registered version and the like.
     """
     lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
-    lines["chosen depth"] = str(policy.get("depth_k", 0))
+    not_served = policy.get("verdict") in ("do_not_speculate", "invalid") and policy.get("depth_k")
+    lines["chosen depth"] = f"{policy.get('depth_k', 0)}{', not served' if not_served else ''}"
     lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "") + _while_decoding(policy)
     lines["measured speedup"] = _with_interval(policy, "speedup_meas", "meas_lo", "meas_hi", "x")
     lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")
@@ -96,3 +101,26 @@ def _identity(facts: Facts) -> str:
     ties = facts.get("num_ties", 0)
     compared = f"{facts['num_checked']} outputs compared" + (f", {ties} part at a tie" if ties else "")
     return f"{'yes' if facts.get('identical') else 'NO'} ({compared})"
+
+
+def origin_of(model: str, target_key: str, measured: Artifact) -> list[tuple[str, str]]:
+    """(label, value): which model, measured on which machine, when, and by which code.
+
+    model: the name of the target; "" where only its key is known. The rest is what the measurement
+    recorded about itself; what it did not record has no entry.
+    """
+    facts = [("model", model or f"target {target_key[:12]}")]
+    file = measured.path / "artifact.json"
+    if not file.is_file():  # a step that is called outside of a run leaves no record
+        return facts
+    content = read_object(file)
+    record = content["record"]
+    if machine := record.get("machine"):
+        name = machine["device_name"] or machine["cpu_model"]
+        facts.append(("machine", f"{name}, {machine['num_cores']} cores, {machine['ram_gib']:g} GiB, {machine['os']}"))
+    facts.append(("measured", f"{datetime.fromtimestamp(content['finished_at'], UTC):%Y-%m-%d %H:%M} UTC"))
+    commit, torch = record.get("git_commit"), record.get("versions", {}).get("torch")
+    code = [f"commit {commit[:12]}{' with changes' if record.get('git_changed') else ''}"] if commit else []
+    if code := [*code, *([f"torch {torch}"] if torch else [])]:
+        facts.append(("code", ", ".join(code)))
+    return facts

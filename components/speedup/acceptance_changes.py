@@ -193,6 +193,7 @@ def measure_languages(
     return Measurements.of_step(
         ctx,
         {
+            "model": str(acceptance[0].info.get("model", "")),
             "method": baseline.method,
             "depth_k": depth,
             "num_prompts": len(shared),

@@ -85,6 +85,8 @@ def choose_depth(
         # Flags of the measuring steps are passed on.
         flags=[f for source in [*acceptance, *cost] for f in read_rows(source.path, QualityFlag)],
         served=served_depths(read_policy(champion.path)) if champion is not None else {},
+        target_model=_first_fact(acceptance, "model"),
+        prompt_format=_first_fact(acceptance, "prompt_format"),
     )
     vocabularies = {str(a.info.get("draft_key")): a.info.get("draft_vocab_size") for a in acceptance}
     contenders: list[Contender] = []
@@ -113,6 +115,11 @@ def choose_depth(
     facts = policy_summary(policy)
     ctx.note(f"depth {facts['depth_k']} for {facts['method']}: {'; '.join(policy.reasons)}")
     return DepthPolicy.of_step(ctx, facts)
+
+
+def _first_fact(measured: Sequence[Measurements], name: str) -> str:
+    """A text that the first of some measurements records, which is the same for all; "" where none does."""
+    return next((str(one.info[name]) for one in measured if one.info.get(name)), "")
 
 
 Group = tuple[str, int | None]  # draft_key, tree_budget
@@ -450,6 +457,7 @@ def conclude(policy: Policy, contenders: Sequence[Contender], rule: Rule) -> Pol
         reasons=[f"{f.method} {f.code}: {f.detail}" for f in faults] or list(best.reasons),
         # Above 0 it is worth using; or worth a try, where too little was measured for a verdict.
         winner=Winner(best.draft_key, best.method, best.depth_k) if best.depth_k > 0 else None,
+        judged=best.draft_key,
     )
     top = next(c for c in ranking if c.chosen)
     if top.tree_budget is not None and winner.tree_budget is None:

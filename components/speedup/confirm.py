@@ -27,6 +27,7 @@ from components.policy import (
     Winner,
     extended,
     faults_of,
+    judged_choice,
     read_policy,
     served_choices,
 )
@@ -88,6 +89,7 @@ def confirm_depth(
     if winner is not None:
         result = extended(result, flags=lookup_flags(result, winner))
     result = replace(result, winner=Winner(winner.draft_key, winner.method, winner.depth_k) if winner else None)
+    result = replace(result, judged=_judged(result, only_key))
     checks = _gate_checks(result, winner, min_speedup, max_prediction_gap)
     checks += [_lookup_check(result, winner, min_over_lookup)] if winner else []
     if challenger is not None and champion is not None:
@@ -149,6 +151,18 @@ def _pick_winner(policy: Policy, only_key: str | None, posterior: Posterior | No
     return pick_drafter(policy, without_faults or candidates, posterior)
 
 
+def _judged(policy: Policy, only_key: str | None) -> str:
+    """The drafter that the verdict is about: the winner, else the one that may win, else the one of the prediction; if
+    that is not served, or another has a depth that was not measured, the surest of those."""
+    if policy.winner is not None or only_key is not None:
+        return policy.winner.draft_key if policy.winner is not None else str(only_key)
+    served = served_choices(policy)
+    eligible = [c for c in served if c.depth_k > 0] or served
+    if not eligible or policy.judged in {c.draft_key for c in eligible}:
+        return policy.judged
+    return min(eligible, key=lambda c: (-c.pred_lo, c.draft_key)).draft_key
+
+
 def _gate_checks(policy: Policy, winner: DepthChoice | None, min_speedup: float, max_gap: float) -> list[GateCheck]:
     """The conditions of promotion, each with its value and limit."""
     if winner is None:
@@ -189,13 +203,12 @@ def _verdict(
 ) -> tuple[str, list[str]]:
     """(use | do_not_speculate | undecided | invalid, reasons). only_key: the one drafter that is evaluated."""
     if winner is None:
-        if any(c.depth_k > 0 and only_key in (None, c.draft_key) for c in served_choices(policy)):
-            return "undecided", ["the chosen depth was not measured end to end"]
-        # No depth was chosen: the verdict and reasons of the prediction stand.
-        for c in policy.choices:
-            if (c.draft_key, c.workload) == (only_key, ALL):
-                return c.verdict, c.reasons
-        return ("do_not_speculate" if policy.verdict == "use" else policy.verdict), policy.reasons
+        choice = judged_choice(policy)
+        if choice is None or (policy.verdict == "invalid" and only_key is None):
+            return policy.verdict, policy.reasons
+        if choice.depth_k > 0:
+            return "undecided", [f"{choice.method} at depth {choice.depth_k}, chosen, was not measured end to end"]
+        return choice.verdict, choice.reasons  # no depth was chosen: those of the prediction stand
     failed = {c.name for c in checks if not c.passed}
     measured = (
         f"{winner.method} at depth {winner.depth_k} measured {winner.speedup_meas:.2f}x "

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.outside_json import JsonObject
-from components.policy import Mixture, Policy, RankedDrafter, StopChoice, served_choices
+from components.policy import Mixture, Policy, RankedDrafter, StopChoice, judged_choice
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, write_rows
 from components.tables import Table
 from components.text import in_markdown
@@ -30,7 +30,7 @@ def write_policy(directory: Path, policy: Policy) -> None:
 
 
 def policy_summary(policy: Policy) -> JsonObject:
-    """The facts for an artifact's info, a run's metrics and a summary: of the winner, else the best drafter."""
+    """The facts for an artifact's info, a run's metrics and a summary: of the drafter that its verdict is about."""
     facts: JsonObject = {
         "verdict": policy.verdict,
         "reasons": policy.reasons,
@@ -38,12 +38,12 @@ def policy_summary(policy: Policy) -> JsonObject:
         "gate_passed": policy.gate.passed if policy.gate else None,
         "gate_failed": [check.name for check in policy.gate.checks if not check.passed] if policy.gate else [],
         "depth_k": 0,
+        "target_key": policy.target_key,
+        "model": policy.target_model,
     }
-    winner_choices = served_choices(policy, policy.winner.draft_key) if policy.winner else []
-    all_workload_choices = winner_choices or served_choices(policy)
-    if not all_workload_choices:
+    best = judged_choice(policy)
+    if best is None:
         return facts
-    best = max(all_workload_choices, key=lambda c: (c.pred_lo, c.draft_key))
     facts |= {
         "method": best.method,
         "draft_key": best.draft_key,

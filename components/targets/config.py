@@ -7,6 +7,7 @@ copies nothing: it writes `target.json` with the folder and the size and sha256 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import operator
@@ -42,22 +43,28 @@ def load_target(
     facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
     if facts["layers"] != ["full"]:
         ctx.note(f"{model}: its layers see: {', '.join(facts['layers'])}")
+    if (dtype, facts["dtype"], facts["stored_dtype"]) == ("auto", "float32", "BF16"):
+        ctx.note(
+            f"{model}: stored in bfloat16, computed in float32 on this CPU, so that greedy text is the same token for "
+            "token; `dtype: bfloat16` takes half the memory"
+        )
     if facts["text_part"]:
         ctx.note(f"{model}: a model of images and text; its text part alone is the target")
     for line in unheeded_generation(folder):
         ctx.note(f"{model}: {line}")
+    sums = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+    }
     record = {
         "model": model,
         "folder": BUILTIN if model == BUILTIN else str(folder),
         "trust_remote_code": trust_remote_code,
         "dtype": facts["dtype"],
-        "files": {
-            file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)}
-            for file in files
-        },
+        "files": sums,
     }
     (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return Target.of_step(ctx, {"model": model, **facts})
+    digest = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()  # tells models of one name apart
+    return Target.of_step(ctx, {"model": model, "digest": digest, **facts})
 
 
 def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> JsonObject:

@@ -26,6 +26,12 @@ _SETTINGS: Final = (
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
+def model_name(model: str) -> str:
+    """The name of a model without this machine's folders: of a folder the last part, anything else as it is."""
+    is_folder = model.startswith(("/", "~", ".")) or (model not in ("", BUILTIN) and local_folder(model) is not None)
+    return Path(model).name if is_folder else model
+
+
 def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content behind `model`, for the step's key: file name -> sha256.
 

@@ -31,10 +31,14 @@ from storage.artifacts.store import Store
 
 
 def check(file: File = DEFAULT_FILE) -> None:
-    """Is pipelines.yaml right? Every fault in one line, with its line number."""
+    """Is pipelines.yaml right? Every fault in one line, with its line number; and which files are not there yet."""
     wired = check_file(file, Store(), Invocation.packages)
     counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
     echo(f"{file.name} is right: {counts}")
+    from components.pipeline_checks.files_there import files_not_there  # what reads data is slow to import
+
+    for line in dict.fromkeys(line for wiring in wired.values() for line in files_not_there(wiring.steps)):
+        echo(f"not there yet: {file.name}:{line}")
 
 
 def plan(

@@ -52,7 +52,7 @@ WHERE created_at >= $since AND list_contains($times, created_at) AND list_contai
 _DEVICES = (
     "SELECT artifact_key, created_at, machine ->> 'device_name' FROM artifact WHERE list_contains($keys, artifact_key)"
 )
-_TARGETS = "SELECT artifact_key, info ->> 'model' FROM artifact WHERE list_contains($keys, artifact_key)"
+_TARGETS = "SELECT target_key, model FROM v_target WHERE list_contains($keys, target_key)"
 
 
 class Source(BaseModel):

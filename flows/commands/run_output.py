@@ -184,11 +184,14 @@ def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
     """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
     key = release.key if release is not None else policy.key
     again = [f"draftsmith remeasure {key[:12]}   # on a quiet machine: adds evidence and decides anew"]
+    target = (
+        f"starts_with(target_key, '{str(policy.info['target_key'])[:12]}') AND " if "target_key" in policy.info else ""
+    )
     refused = release is not None and policy.info.get("gate_passed") is False
     return [
         *(again if refused else []),
         'draftsmith generate "def add(a, b):"',
         'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
-        "WHERE workload = 'all' ORDER BY ALL\"",
+        f"WHERE {target}workload = 'all' ORDER BY ALL\"",
         f"draftsmith show {key[:12]}",
     ]

@@ -1,9 +1,9 @@
 """`draftsmith trend METRIC`: any number of any view over runs, machines or versions, as a table and a picture.
 
 A metric is a numeric column of a view (`speedup_meas`, `v_speed.tokens_per_s`) or `info.NAME`, a number among the facts
-of artifacts. What else the view tells apart (method, workload, depth, batch size ...) makes the series. Of several rows
-of a series in one run the newest counts; of rows as old as each other, as a night's challenger and champion are, that
-of the newest drafter.
+of artifacts. What else the view tells apart (model, method, workload, depth, batch size ...) makes the series: numbers
+of different models are never in one line. Of several rows of a series in one run the newest counts; of rows as old as
+each other, as a night's challenger and champion are, that of the newest drafter.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ VIEWS = (
     "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
 )  # fmt: skip
 TELLS_APART = (
-    "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget", "position",
-    "batch_size", "kv_len", "dtype", "kernel", "num_threads", "temperature", "engine", "concurrency", "source",
+    "model", "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget",
+    "position", "batch_size", "kv_len", "dtype", "kernel", "num_threads", "temperature", "engine", "concurrency",
+    "source",
 )  # fmt: skip
 OUTCOMES = {"v_choice": {"depth_k"}, "v_draft": {"step"}}  # what differs from run to run and makes no other series
 INTERVALS = {
@@ -49,6 +50,12 @@ _SAME_SESSION = {
     "created_at": "a.created_at = v.created_at",
     "ended_at": "coalesce(a.session, '') = coalesce(v.session, '')",
 }
+# View -> the key of its rows' target, for views without the name of their model.
+_TARGET_KEY = {
+    "artifacts": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
+    "steps": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
+}
+_TARGETS_OF_RUNS = "SELECT run_id, min(artifact_key) AS target_key FROM step WHERE kind = 'Target' GROUP BY run_id"
 _DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -134,7 +141,9 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
                 raise UserError(f"trend: {view} has no column {column!r}; it has: {', '.join(view_columns)}")
         lo, hi = INTERVALS.get(name, ("NULL", "NULL"))
         lo, hi = (lo, hi) if lo in view_columns else ("NULL", "NULL")
-        apart = [column for column in TELLS_APART if column in view_columns and column not in OUTCOMES.get(view, ())]
+        model, target = _model_of(view, view_columns)
+        distinguishing = {*view_columns, *(["model"] if model else [])} - OUTCOMES.get(view, set())
+        apart = [column for column in TELLS_APART if column in distinguishing]
         at = next(column for column in ("created_at", "started_at", "ended_at") if column in view_columns)
         key = "artifact_key" if "artifact_key" in view_columns else "draft_key" if view == "v_draft" else None
         made_by = f"LEFT JOIN artifact a ON a.artifact_key = v.{key} AND {_SAME_SESSION[at]}" if key else ""
@@ -145,15 +154,25 @@ def find_trend(home: Path, metric: str, filters: Mapping[str, str], limit: int) 
             for column in ("machine_id", "draftsmith_version")
         }
         run = "v.run_id" if "run_id" in view_columns else "a.run_id" if key else "NULL"
-        series_facts = ", ".join(f"v.{column}" for column in apart)
+        series_facts = ", ".join(model if column == "model" else f"v.{column}" for column in apart)
         condition = " AND ".join(f"CAST(v.{column} AS VARCHAR) = ${column}" for column in filters)
         selected = ", ".join([*facts.values(), run, *([series_facts] if series_facts else [])])
         sql = f"""SELECT v.{at}, {expression}, {lo}, {hi}, {selected}
-                  FROM {view} v {made_by} {drafter}
+                  FROM {view} v {made_by} {drafter} {target}
                   WHERE {expression} IS NOT NULL {"AND " + condition if condition else ""}
                   ORDER BY v.{at}, {newest} 2"""
         rows = ask(sql, dict(filters))[1]
     return Trend(f"{view}.{name}", _dots(rows, apart, limit))
+
+
+def _model_of(view: str, columns: Mapping[str, str]) -> tuple[str, str]:
+    """(SQL of the name of a row's target, the join that finds it); ("", "") for rows of no target."""
+    key = "v.target_key" if "target_key" in columns else _TARGET_KEY.get(view, "")
+    join = f"LEFT JOIN v_target t ON t.target_key = {key}" if key and "model" not in columns else ""
+    if view == "runs":
+        join = f"LEFT JOIN ({_TARGETS_OF_RUNS}) r USING (run_id) LEFT JOIN v_target t ON t.target_key = r.target_key"
+    name = "v.model" if "model" in columns else "t.model" if join else ""
+    return f"coalesce({name}, left(v.target_key, 12))" if name and "target_key" in columns else name, join
 
 
 def table(trend: Trend, over: str) -> tuple[list[str], list[list[Any]]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, TypeIs
 
 from components.contract import Artifact, UserError
 from components.outside_json import JsonObject
@@ -71,7 +71,7 @@ class StepFunction:
         try:
             parsed = self.adapter.validate_json(json.dumps({**self.defaults, **values}), strict=True)
         except ValidationError as error:
-            return {}, [_setting_fault(fault, self.setting_names) for fault in error.errors(include_url=False)]
+            return {}, [self._setting_fault(fault) for fault in error.errors(include_url=False)]
         resolved = dict(self.adapter.dump_python(parsed, mode="json"))
         # What no type can say, a setting that only goes with another, the step itself says: `<step>_settings`.
         further = getattr(sys.modules[self.module], f"{self.name}_settings", None)
@@ -80,6 +80,32 @@ class StepFunction:
     def arguments(self, settings: Values) -> JsonObject:
         """Resolved settings as the values that the function takes (a Path, a tuple ...)."""
         return dict(self.adapter.validate_json(json.dumps(settings), strict=True))
+
+    def _setting_fault(self, fault: Any) -> tuple[tuple[str | int, ...], str]:
+        place = tuple(fault["loc"])
+        name, kind, value = _dotted_path(place), fault["type"], fault["input"]
+        if kind == "extra_forbidden":  # its name is any text
+            around, last = _dotted_path(place[:-1]), str(place[-1])
+            names = self.setting_names if len(place) == 1 else self._names_in_mappings()
+            suggestion = did_you_mean(last, names, len(names))
+            return place, f"unknown setting {show(f'{around}.{last}' if around else last)}{suggestion}"
+        if kind == "missing" and len(place) == 1:
+            return (), f"the setting '{name}' is missing"
+        if kind == "literal_error":
+            expected = fault["ctx"]["expected"].replace(" or ", ", ")
+            choices = [word.strip("'") for word in expected.split(", ")]
+            suggestion = did_you_mean(value, choices, 0) if isinstance(value, str) else ""
+            return place, f"setting '{name}' must be one of {expected}, not {show(value)}{suggestion}"
+        if kind == "value_error":  # the type's own words
+            return place, f"setting '{name}': {shorten(fault['msg']).removeprefix('Value error, ')}"
+        return place, f"setting '{name}': {shorten(fault['msg'])}, not {show(value)}".replace(
+            "Input should be", "must be", 1
+        )
+
+    def _names_in_mappings(self) -> list[str]:
+        """The keys of every mapping that a setting takes, such as one source of chats."""
+        mappings = self.adapter.json_schema().get("$defs", {}).values()
+        return sorted({name for mapping in mappings for name in mapping.get("properties", {})})
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,16 +120,27 @@ def resolve(address: str, packages: tuple[str, ...] = PACKAGES) -> StepFunction:
     if not room or room not in rooms:
         suggestion = did_you_mean(room or name, rooms)
         raise UserError(f"unknown step function {show(address)}: there is no room '{room or name}'{suggestion}")
-    try:
-        module = importlib.import_module(f"{rooms[room]}.{room}")
-    except UserError:
-        raise
-    except Exception as error:  # a room that does not even import is the reader's to mend
-        raise UserError(f"{rooms[room]}.{room} cannot be imported: {type(error).__name__}: {shorten(error)}") from error
+    module = _import_room(rooms[room], room)
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
         raise UserError(f"unknown step function {show(address)}{did_you_mean(name, _exports(module))}")
     return _describe(address, function)
+
+
+def step_addresses(packages: tuple[str, ...] = PACKAGES) -> list[str]:
+    """The addresses of all steps: the functions of all rooms that make an artifact.
+
+    Raises:
+        UserError: a room or the annotations of a function cannot be read.
+    """
+    addresses = []
+    for room, package in _rooms(packages).items():
+        module = _import_room(package, room)
+        for name in sorted(_exports(module)):
+            address = f"{room}.{name}"
+            if _is_kind(_read_hints(address, getattr(module, name)).get("return")):
+                addresses.append(address)
+    return addresses
 
 
 def _rooms(packages: tuple[str, ...]) -> dict[str, str]:
@@ -117,18 +154,24 @@ def _rooms(packages: tuple[str, ...]) -> dict[str, str]:
     return rooms
 
 
+def _import_room(package: str, room: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(f"{package}.{room}")
+    except UserError:
+        raise
+    except Exception as error:  # a room that does not even import is the reader's to mend
+        raise UserError(f"{package}.{room} cannot be imported: {type(error).__name__}: {shorten(error)}") from error
+
+
 def _exports(module: types.ModuleType) -> list[str]:
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     return [name for name in names if inspect.isfunction(getattr(module, name, None))]
 
 
 def _describe(address: str, function: Callable[..., Any]) -> StepFunction:
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:
-        raise UserError(f"{address}: its annotations cannot be read: {shorten(error)}") from error
+    hints = _read_hints(address, function)
     kind = hints.get("return")
-    if not (isinstance(kind, type) and issubclass(kind, Artifact)):
+    if not _is_kind(kind):
         raise UserError(f"'{address}' is not a step: it must return one of the kinds in components/contract.py")
     slots: dict[str, Slot] = {}
     annotations: JsonObject = {}
@@ -164,6 +207,17 @@ def _describe(address: str, function: Callable[..., Any]) -> StepFunction:
     )
 
 
+def _read_hints(address: str, function: Callable[..., Any]) -> JsonObject:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        raise UserError(f"{address}: its annotations cannot be read: {shorten(error)}") from error
+
+
+def _is_kind(hint: Any) -> TypeIs[type[Artifact]]:
+    return isinstance(hint, type) and issubclass(hint, Artifact)
+
+
 def _slot(address: str, name: str, hint: Any, parameter: inspect.Parameter) -> Slot:
     inner = hint
     arguments = typing.get_args(hint)
@@ -171,7 +225,7 @@ def _slot(address: str, name: str, hint: Any, parameter: inspect.Parameter) -> S
         inner = next(item for item in arguments if item is not type(None))
     many = typing.get_origin(inner) is list
     kind = typing.get_args(inner)[0] if many else inner
-    if not (isinstance(kind, type) and issubclass(kind, Artifact)):
+    if not _is_kind(kind):
         raise UserError(f"'{address}' is not a step: '{name}' stands before the * and is no artifact kind")
     return Slot(kind=kind, many=many, optional=parameter.default is not parameter.empty)
 
@@ -185,24 +239,3 @@ def _dotted_path(place: tuple[str | int, ...]) -> str:
         elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool", "none"):
             text += f".{part}"
     return text.removeprefix(".")
-
-
-def _setting_fault(fault: Any, setting_names: tuple[str, ...]) -> tuple[tuple[str | int, ...], str]:
-    place = tuple(fault["loc"])
-    name, kind, value = _dotted_path(place), fault["type"], fault["input"]
-    if kind == "extra_forbidden":  # its name is any text
-        around, last = _dotted_path(place[:-1]), str(place[-1])
-        suggestion = did_you_mean(last, setting_names) if len(place) == 1 else ""
-        return place, f"unknown setting {show(f'{around}.{last}' if around else last)}{suggestion}"
-    if kind == "missing" and len(place) == 1:
-        return (), f"the setting '{name}' is missing"
-    if kind == "literal_error":
-        expected = fault["ctx"]["expected"].replace(" or ", ", ")
-        choices = [word.strip("'") for word in expected.split(", ")]
-        suggestion = did_you_mean(value, choices, 0) if isinstance(value, str) else ""
-        return place, f"setting '{name}' must be one of {expected}, not {show(value)}{suggestion}"
-    if kind == "value_error":  # the type's own words
-        return place, f"setting '{name}': {shorten(fault['msg']).removeprefix('Value error, ')}"
-    return place, f"setting '{name}': {shorten(fault['msg'])}, not {show(value)}".replace(
-        "Input should be", "must be", 1
-    )

@@ -33,6 +33,7 @@ PAGE_OF_CHECK = {
     "check_train_eval_overlap": "my-data",
     "check_engine_compatibility": "engines",
     "check_tuning_consistency": "depth",
+    "check_names_and_sizes": "my-data",
 }
 """Pages on the rules of components/pipeline_checks."""
 

@@ -34,9 +34,11 @@ GROUP BY ALL ORDER BY seconds_p50 DESC;
 -- about: The depth to serve with now: the newest choice of each pipeline, method and machine.
 -- param: workload text = all  one workload
 -- param: method text  one method
-SELECT pipeline, method, workload, batch_size, kv_len, depth_k, verdict, speedup_meas, meas_lo, meas_hi, speedup_pred, pred_error,
+-- param: model text  one model
+SELECT pipeline, model, method, workload, batch_size, kv_len, depth_k, verdict, speedup_meas, meas_lo, meas_hi, speedup_pred, pred_error,
        machine_id, left(draft_key, 12) AS draft_key, created_at
 FROM v_latest WHERE ($workload IS NULL OR workload = $workload) AND ($method IS NULL OR method = $method)
+  AND ($model IS NULL OR model = $model)
 ORDER BY created_at DESC, pipeline, method;
 
 -- query: depths

@@ -16,6 +16,27 @@
 
 CREATE MACRO newest(of) AS TABLE FROM query_table(of) ANTI JOIN left_out USING (created_at, artifact_key);
 
+-- The models that drafters were made for. model: the name that every view has beside target_key: the model as the pipeline names it, of
+-- a folder or an address the last part. Where one name stands for models of other files, the beginning of their digest tells them
+-- apart; the same files are one model, whatever target_key they were loaded under. Targets that a step made are a model each.
+CREATE VIEW v_target AS
+WITH target AS (
+  SELECT artifact_key AS target_key, arg_max(info, created_at) AS info, arg_max(info ->> 'model', created_at) AS location,
+         coalesce(arg_max(info ->> 'digest', created_at),
+                  CASE WHEN arg_max(uses, created_at) NOT IN ('', 'targets.load_target') THEN artifact_key END) AS digest,
+         max(created_at) AS created_at
+  FROM artifact WHERE kind = 'Target' GROUP BY artifact_key),
+shortened AS (
+  SELECT *, CASE WHEN regexp_matches(location, '^([/~.]|[A-Za-z]:[/\\]|[a-z][a-z0-9+.-]*://)') THEN regexp_extract(location, '([^/\\]+)[/\\]*$', 1)
+                 ELSE location END AS name
+  FROM target)
+SELECT target_key, CASE WHEN digest IS NOT NULL AND min(digest) OVER same <> max(digest) OVER same THEN name || ' ' || left(digest, 8) ELSE name END AS model,
+       digest, info ->> 'architecture' AS architecture, (info ->> 'num_params')::BIGINT AS parameters, created_at
+FROM shortened WINDOW same AS (PARTITION BY name);
+
+-- newest('TABLE') with the name of each row's target.
+CREATE MACRO named(of) AS TABLE FROM newest(of) LEFT JOIN (SELECT target_key, model FROM v_target) USING (target_key);
+
 -- Tokens that came within decode_ns: all but the first, or but an engine's first chunk; NULL for an answer without a decoding time.
 CREATE MACRO decoded_tokens(tokens_kept, first_chunk, decode_ns) AS
   CASE WHEN decode_ns > 0 AND tokens_kept > coalesce(nullif(first_chunk, 0), 1) THEN tokens_kept - coalesce(nullif(first_chunk, 0), 1) END;
@@ -46,23 +67,23 @@ SELECT promoted_at, name, alias, action, from_version, to_version, who, why, num
 -- What one request's rounds kept. An arm is everything that could change a number, except the prompt and the repetition. al is NULL
 -- where there are more tokens than the counted rounds can have emitted: engines leave rounds that guessed nothing out.
 CREATE VIEW v_acceptance_request AS
-SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
        num_threads, workload, prompt_id, request_id, tokens_kept - 1 AS tokens, num_rounds AS rounds, num_drafted AS drafted,
        num_accepted AS accepted,
        CASE WHEN tokens_kept - 1 <= num_accepted + num_rounds THEN (tokens_kept - 1) / num_rounds END AS al,
        num_accepted / num_rounds AS accepted_per_round,
        num_accepted / nullif(num_drafted, 0) AS draft_acceptance_rate
-FROM newest('request')
+FROM named('request')
 WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' AND depth_k > 0 AND num_rounds > 0;
 
 -- One row for each arm and workload: every convention side by side.
 CREATE VIEW v_acceptance AS
 WITH prompt AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, workload, prompt_id, count(*) AS requests, bool_and(al IS NOT NULL) AS whole, sum(tokens) AS tokens,
          sum(rounds) AS rounds, sum(drafted) AS drafted, sum(accepted) AS accepted
   FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FROM v_acceptance_request) GROUP BY ALL)
-SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
        num_threads, workload, sum(requests)::BIGINT AS requests, sum(tokens)::BIGINT AS tokens, sum(rounds)::BIGINT AS rounds,
        sum(drafted)::BIGINT AS drafted, sum(accepted)::BIGINT AS accepted,
        CASE WHEN bool_and(whole) THEN sum(tokens) / sum(rounds) END AS al,
@@ -85,7 +106,7 @@ CREATE VIEW v_position AS
 WITH counted AS (
   SELECT created_at, artifact_key, request_id, drafted AS d, accepted AS a, emitted > accepted AS uncut, count(*) AS n FROM round GROUP BY ALL),
 per_prompt AS (
-  SELECT created_at, q.artifact_key, q.session_id, q.target_key, q.draft_key, q.method, q.depth_k, q.tree_budget, q.batch_size, q.temperature, q.dtype,
+  SELECT created_at, q.artifact_key, q.session_id, q.target_key, q.model, q.draft_key, q.method, q.depth_k, q.tree_budget, q.batch_size, q.temperature, q.dtype,
          q.kernel, q.num_threads, q.workload, q.prompt_id, p.position,
          count(DISTINCT q.request_id) AS requests, sum(n) AS rounds,
          coalesce(sum(n) FILTER (WHERE d >= position), 0) AS drafted_in_all,
@@ -94,12 +115,12 @@ per_prompt AS (
          coalesce(sum(n) FILTER (WHERE uncut AND d >= position AND a >= position - 1), 0) AS reached,
          coalesce(sum(n) FILTER (WHERE uncut AND d >= position AND a >= position), 0) AS accepted
   FROM counted
-  JOIN (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FROM newest('request')
+  JOIN (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload) FROM named('request')
         WHERE NOT is_warmup AND status <> 'error' AND method <> 'none') q USING (created_at, artifact_key, request_id)
   JOIN (SELECT unnest(range(1, 65)) AS position) p ON p.position <= q.depth_k
   GROUP BY ALL),
 rates AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, workload, position, sum(requests)::BIGINT AS requests, sum(rounds)::BIGINT AS rounds,
          sum(drafted_in_all)::BIGINT AS drafted_in_all, sum(accepted_in_all)::BIGINT AS accepted_in_all, sum(drafted)::BIGINT AS drafted,
          sum(reached)::BIGINT AS reached, sum(accepted)::BIGINT AS accepted,
@@ -110,7 +131,7 @@ rates AS (
          avg(accepted / nullif(reached, 0)) AS accept_cond_macro
   FROM per_prompt GROUP BY ALL)
 SELECT *, CASE WHEN accept_cond IS NOT NULL THEN product(accept_cond) OVER (
-            PARTITION BY created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature,
+            PARTITION BY created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature,
                          dtype, kernel, num_threads, workload ORDER BY position) END AS accept_joint
 FROM rates;
 
@@ -118,13 +139,13 @@ FROM rates;
 -- with teacher-forced inputs (the training metric). Neither is an acceptance length of decoding; v_acceptance is.
 CREATE VIEW v_map AS
 WITH cell AS (
-  SELECT created_at, artifact_key, target_key, draft_key, method, workload, dtype, tree_budget, k_max, unnest(accepted[:num_tokens - 1]) AS a,
+  SELECT created_at, artifact_key, target_key, model, draft_key, method, workload, dtype, tree_budget, k_max, unnest(accepted[:num_tokens - 1]) AS a,
          unnest(proxy_accepted[:num_tokens - 1]) AS proxy
-  FROM newest('acceptance_map')),
+  FROM named('acceptance_map')),
 counted AS (
-  SELECT created_at, artifact_key, target_key, draft_key, method, dtype, tree_budget, k_max, workload, a, proxy, count(*) AS n
+  SELECT created_at, artifact_key, target_key, model, draft_key, method, dtype, tree_budget, k_max, workload, a, proxy, count(*) AS n
   FROM cell GROUP BY ALL)
-SELECT created_at, artifact_key, target_key, draft_key, method, dtype, tree_budget, workload, position, sum(n) FILTER (WHERE a IS NOT NULL)::BIGINT AS positions,
+SELECT created_at, artifact_key, target_key, model, draft_key, method, dtype, tree_budget, workload, position, sum(n) FILTER (WHERE a IS NOT NULL)::BIGINT AS positions,
        coalesce(sum(n) FILTER (WHERE a >= position), 0) / nullif(sum(n) FILTER (WHERE a IS NOT NULL), 0) AS accept_joint_everywhere,
        coalesce(sum(n) FILTER (WHERE proxy >= position), 0) / nullif(sum(n) FILTER (WHERE proxy IS NOT NULL), 0)
          AS accept_joint_teacher_forced
@@ -136,11 +157,11 @@ GROUP BY ALL;
 -- answer that came in one chunk has no decoding time and counts in e2e alone, which includes prefill. tpot: time per output token.
 CREATE VIEW v_speed AS
 WITH each AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads, engine,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel, num_threads, engine,
          unnest(list_distinct([workload, 'all'])) AS workload, tokens_kept, ttft_ns, decode_ns,
          decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens
-  FROM newest('request') WHERE NOT is_warmup AND status <> 'error')
-SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  FROM named('request') WHERE NOT is_warmup AND status <> 'error')
+SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
        num_threads, engine, workload, count(*) AS requests, sum(tokens_kept)::BIGINT AS tokens_kept,
        1e9 * sum(tokens) / sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS tokens_per_s,
        1e9 * sum(tokens_kept) / nullif(sum(ttft_ns + decode_ns), 0) AS tokens_per_s_e2e,
@@ -153,12 +174,12 @@ FROM each GROUP BY ALL;
 -- what one request sees. Requests that a server decoded side by side share no batch_id (they come and go): they are not here.
 CREATE VIEW v_throughput AS
 WITH batch AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, coalesce(batch_id, request_id) AS batch_id, count(*) AS requests,
          coalesce(sum(decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns)), 0) AS tokens, max(decode_ns) AS wall_ns
-  FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND (batch_size = 1 OR batch_id IS NOT NULL) GROUP BY ALL),
+  FROM named('request') WHERE NOT is_warmup AND status <> 'error' AND (batch_size = 1 OR batch_id IS NOT NULL) GROUP BY ALL),
 arm AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, count(*) AS batches, sum(requests)::BIGINT AS requests,
          1e9 * sum(tokens) / nullif(sum(wall_ns), 0) AS throughput_tokens_per_s
   FROM batch GROUP BY ALL)
@@ -169,13 +190,13 @@ FROM arm;
 -- What one arm did with one prompt in one process (0: the only one), repetitions summed: what comparisons are paired on. tokens: kept
 -- after the first (after an engine's first chunk), in decode_ns; ns_per_token: of each repetition.
 CREATE VIEW v_arm_prompt AS
-SELECT artifact_key, session_id, machine_id, created_at, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
+SELECT artifact_key, session_id, machine_id, created_at, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype,
        kernel, num_threads, engine, workload, coalesce(process, 0) AS process, prompt_id, count(*) AS requests,
        sum(decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns))::BIGINT AS tokens, sum(decode_ns)::BIGINT AS decode_ns,
        list(decode_ns / decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns)) AS ns_per_token, sum(num_rounds)::BIGINT AS rounds,
        count(*) FILTER (WHERE identical IS NOT NULL) AS compared,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences
-FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
+FROM named('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) IS NOT NULL GROUP BY ALL;
 
 -- Each arm against the best plain decoding of the same session: the plain kernel with the highest tokens_per_s over all workloads, same
 -- engine (none: our own loop), dtype, threads, batch and temperature. speedup is on the prompts that one process decoded both ways,
@@ -183,14 +204,14 @@ FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND decoded_tok
 -- shortest tenth, of at least three or, of few, the lower half. A prompt counts once, in however many processes. Intervals over prompts and processes stand in v_depth and v_choice.
 CREATE VIEW v_speedup AS
 WITH part AS (  -- of one arm, prompt and process
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, coalesce(engine, '') AS decoded_by, workload, prompt_id, coalesce(process, 0) AS process, count(tokens) AS requests,
          sum(tokens) AS tokens, sum(decode_ns) FILTER (WHERE tokens IS NOT NULL) AS decode_ns, avg(tokens) AS mean_tokens,
          avg(tokens) * list_avg(list_sort(list(decode_ns / tokens) FILTER (WHERE tokens IS NOT NULL))[:greatest((count(tokens) + 9) // 10, least(3, (count(tokens) + 1) // 2))]) AS steady_ns,
          sum(tokens_kept) AS tokens_kept, sum(ttft_ns + decode_ns) AS e2e_ns
   FROM (SELECT * REPLACE (unnest(list_distinct([workload, 'all'])) AS workload),
                decoded_tokens(tokens_kept, first_chunk_tokens, decode_ns) AS tokens
-        FROM newest('request') WHERE NOT is_warmup AND status <> 'error') GROUP BY ALL),
+        FROM named('request') WHERE NOT is_warmup AND status <> 'error') GROUP BY ALL),
 best_plain AS (
   SELECT created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, coalesce(engine, '') AS decoded_by, kernel
   FROM v_speed WHERE method = 'none' AND workload = 'all'
@@ -206,7 +227,7 @@ plain AS (
          sum(e2e_ns) AS plain_e2e_ns
   FROM plain_part GROUP BY ALL),
 prompt AS (
-  SELECT created_at, s.artifact_key, s.session_id, s.target_key, s.draft_key, s.method, s.depth_k, s.tree_budget, s.batch_size, s.temperature,
+  SELECT created_at, s.artifact_key, s.session_id, s.target_key, s.model, s.draft_key, s.method, s.depth_k, s.tree_budget, s.batch_size, s.temperature,
          s.dtype, s.kernel, s.num_threads, s.engine, s.decoded_by, s.workload, s.prompt_id,
          coalesce(bool_or(s.tokens > 0 AND p.tokens > 0), false) AS shared,
          sum(s.requests) AS requests, sum(s.tokens) AS tokens, sum(s.decode_ns) AS decode_ns, sum(s.tokens_kept) AS tokens_kept,
@@ -217,7 +238,7 @@ prompt AS (
     USING (created_at, artifact_key, session_id, dtype, num_threads, batch_size, temperature, decoded_by, workload, prompt_id, process)
   WHERE s.method <> 'none' GROUP BY ALL),
 arm AS (
-  SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
+  SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, temperature, dtype, kernel,
          num_threads, engine, workload, coalesce(sum(requests) FILTER (WHERE shared), 0)::BIGINT AS requests,
          count(*) FILTER (WHERE shared) AS prompts, any_value(plain_kernel) AS plain_kernel,
          1e9 * sum(tokens) FILTER (WHERE shared) / sum(decode_ns) FILTER (WHERE shared) AS tokens_per_s,
@@ -234,27 +255,27 @@ SELECT *, tokens_per_s_e2e / nullif(plain_tokens_per_s_e2e, 0) AS speedup_e2e FR
 -- Is the output that of plain decoding? Of a tie every token is the target's own choice, up to the noise measured there; expected_ties is
 -- what rounding alone makes. first_wrong: the earliest token that is not, in any divergence.
 CREATE VIEW v_parity AS
-SELECT created_at, artifact_key, session_id, target_key, draft_key, method, depth_k, tree_budget, batch_size, dtype, kernel, temperature,
+SELECT created_at, artifact_key, session_id, target_key, model, draft_key, method, depth_k, tree_budget, batch_size, dtype, kernel, temperature,
        count(*) FILTER (WHERE identical IS NOT NULL) AS compared, count(*) FILTER (WHERE identical) AS identical,
        count(*) FILTER (WHERE NOT identical AND tie) AS ties,
        count(*) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS divergences,
        min(first_divergence) FILTER (WHERE NOT identical AND tie IS NOT TRUE) AS earliest_divergence,
        min(first_wrong) AS first_wrong, max(divergence_shortfall) AS largest_shortfall,
        sum(tie_chance) FILTER (WHERE identical IS NOT NULL) AS expected_ties
-FROM newest('request') WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' GROUP BY ALL;
+FROM named('request') WHERE NOT is_warmup AND status <> 'error' AND method <> 'none' GROUP BY ALL;
 
 -- What a pass costs: the median over blocks of the median of each block.
 CREATE VIEW v_cost AS
-SELECT created_at, artifact_key, target_key, draft_key, method, phase, depth_k, tree_budget, batch_size, num_rows, kv_len, dtype, kernel, num_threads, machine_id,
+SELECT created_at, artifact_key, target_key, model, draft_key, method, phase, depth_k, tree_budget, batch_size, num_rows, kv_len, dtype, kernel, num_threads, machine_id,
        count(*) AS blocks, median(median_ns) / 1e6 AS ms_p50, min(median_ns) / 1e6 AS ms_min, max(median_ns) / 1e6 AS ms_max
-FROM newest('cost_cell') GROUP BY ALL;
+FROM named('cost_cell') GROUP BY ALL;
 
 -- Predicted beside measured, of selections made since a time. Where a selection was confirmed later, the confirmed row stands here.
 CREATE MACRO depths_since(since) AS TABLE
-SELECT selection_id, target_key, draft_key, method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, al_replayed, t_target_ms,
+SELECT selection_id, target_key, model, draft_key, method, workload, batch_size, depth_k, tree_budget, al, al_lo, al_hi, al_meas, al_replayed, t_target_ms,
        t_verify_ms, t_draft_ms, cost_ratio, marginal_gain, marginal_cost, speedup_pred, pred_lo, pred_hi, speedup_meas, meas_lo, meas_hi,
        speedup_pred / speedup_meas - 1 AS pred_error, p_best, regret, pipeline, run_id, machine_id, artifact_key, created_at
-FROM newest('depth_eval')
+FROM named('depth_eval')
 WHERE created_at >= since
 QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, depth_k, tree_budget,
                                         earlier_run(created_at, artifact_key, run_id)
@@ -264,9 +285,9 @@ CREATE VIEW v_depth AS FROM depths_since(TIMESTAMP '1970-01-01');
 
 -- The depth to serve with, and the verdict. Where a choice was confirmed later, the confirmed row stands here.
 CREATE VIEW v_choice AS
-SELECT selection_id, target_key, draft_key, method, workload, batch_size, kv_len, depth_k, verdict, reasons, speedup_pred, pred_lo, pred_hi,
+SELECT selection_id, target_key, model, draft_key, method, workload, batch_size, kv_len, depth_k, verdict, reasons, speedup_pred, pred_lo, pred_hi,
        speedup_meas, meas_lo, meas_hi, pred_error, p_beats_no_spec, loss, rule, tolerance, pipeline, run_id, machine_id, artifact_key, created_at
-FROM newest('depth_choice')
+FROM named('depth_choice')
 QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workload, batch_size, kv_len,
                                         earlier_run(created_at, artifact_key, run_id)
                            ORDER BY (speedup_meas IS NOT NULL) DESC, created_at DESC, artifact_key) = 1;
@@ -274,7 +295,7 @@ QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workloa
 -- The newest choices for each pipeline, target, method and workload, on each machine: a night has two, of challenger and champion.
 CREATE VIEW v_latest AS
 SELECT pipeline, method, workload, batch_size, kv_len, depth_k, verdict, speedup_meas, meas_lo, meas_hi, speedup_pred, pred_error, reasons,
-       target_key, draft_key, machine_id, selection_id, artifact_key, created_at
+       target_key, model, draft_key, machine_id, selection_id, artifact_key, created_at
 FROM v_choice
 QUALIFY selection_id = first_value(selection_id) OVER (
   PARTITION BY pipeline, target_key, method, workload, batch_size, kv_len, machine_id
@@ -283,16 +304,16 @@ QUALIFY selection_id = first_value(selection_id) OVER (
 -- Challenger against champion on the same prompts of one session; ratio > 1: the challenger is better.
 CREATE VIEW v_comparison AS
 SELECT quantity, workload, method, challenger_depth, challenger_value, champion_method, champion_depth, champion_value, ratio, lo, hi, margin,
-       verdict, num_prompts, challenger_key, champion_key, target_key, session_id, selection_id, pipeline, run_id, machine_id, artifact_key,
+       verdict, num_prompts, challenger_key, champion_key, target_key, model, session_id, selection_id, pipeline, run_id, machine_id, artifact_key,
        created_at
-FROM newest('paired_comparison');
+FROM named('paired_comparison');
 
 -- Acceptance length by language, a drafter for each training mix: the newest comparison of each pair of drafters at each depth. change:
 -- against the baseline's drafter on the same prompts. coverage: answer tokens that the drafter can guess at all.
 CREATE VIEW v_language AS
 SELECT language, array_to_string(trained_on, '+') AS trained_on, num_trained_on, num_prompts, method, depth_k, al, al_lo, al_hi, change, change_lo,
-       change_hi, verdict, coverage, draft_key, baseline_key, target_key, session_id, pipeline, run_id, machine_id, artifact_key, created_at
-FROM newest('acceptance_by_language')
+       change_hi, verdict, coverage, draft_key, baseline_key, target_key, model, session_id, pipeline, run_id, machine_id, artifact_key, created_at
+FROM named('acceptance_by_language')
 QUALIFY created_at = max(created_at) OVER (PARTITION BY draft_key, baseline_key, depth_k);
 
 -- What serving engines counted about themselves, pooled over the server; positions as they report them, over all rounds.
@@ -303,24 +324,24 @@ SELECT created_at, engine, engine_version, source, method, depth_k, workload, co
        num_accepted / nullif(num_rounds, 0) AS accepted_per_round,
        num_accepted / nullif(num_drafted, 0) AS draft_acceptance_rate,
        [kept / nullif(num_rounds, 0) FOR kept IN accepted_per_position] AS accept_of_rounds,
-       target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
-FROM newest('engine_acceptance');
+       target_key, model, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
+FROM named('engine_acceptance');
 
 -- A serving engine beside our own loop on the same prompts: predicted, ours and the engine's. gap: of acceptance length, engine over ours.
 CREATE VIEW v_engine_comparison AS
 SELECT created_at, engine, engine_version, method, depth_k, workload, concurrency, verdict, num_prompts, num_compared, num_identical, num_ties,
        num_divergences, num_paired, num_different, al_pred, al_ours, al_engine, al_engine / al_ours - 1 AS gap, tolerance, our_rounds_from,
-       speedup_pred, speedup_ours, speedup_engine, target_key, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
-FROM newest('engine_comparison');
-
--- Reasons to doubt a number, newest first.
-CREATE VIEW v_flags AS
-SELECT severity, code, method, value, detail, draft_key, session_id, pipeline, step, artifact_key, created_at
-FROM newest('quality_flag') ORDER BY created_at DESC;
+       speedup_pred, speedup_ours, speedup_engine, target_key, model, draft_key, session_id, machine_id, pipeline, run_id, artifact_key
+FROM named('engine_comparison');
 
 -- Trained drafters, with the numbers that training left in their facts; a number that a method does not have is NULL.
 CREATE VIEW v_draft AS
-SELECT artifact_key AS draft_key, info ->> 'method' AS method, (info ->> 'target_key') AS target_key,
-       (info ->> 'num_parameters')::BIGINT AS parameters, seconds / 60 AS training_minutes, (info ->> 'best_step')::BIGINT AS best_step,
-       settings, info, pipeline, run_id, machine_id, created_at
-FROM newest('artifact') WHERE kind = 'Draft';
+SELECT artifact_key AS draft_key, info ->> 'method' AS method, a.target_key, model, (info ->> 'num_parameters')::BIGINT AS parameters,
+       seconds / 60 AS training_minutes, (info ->> 'best_step')::BIGINT AS best_step, settings, info, pipeline, run_id, machine_id, a.created_at
+FROM (SELECT *, info ->> 'target_key' AS target_key FROM newest('artifact') WHERE kind = 'Draft') a
+LEFT JOIN (SELECT target_key, model FROM v_target) USING (target_key);
+
+-- Reasons to doubt a number, newest first.
+CREATE VIEW v_flags AS
+SELECT severity, code, method, value, detail, model, draft_key, session_id, pipeline, step, artifact_key, created_at
+FROM newest('quality_flag') LEFT JOIN (SELECT draft_key, model FROM v_draft) USING (draft_key) ORDER BY created_at DESC;

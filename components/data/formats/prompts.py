@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from components.contract import Prompts, UserError
-from components.data.formats.control_marks import ids_of_unmarked_chat, refuse_marked_text
+from components.data.formats.control_marks import HoldsControlMark, ids_of_unmarked_chat, refuse_marked_text
 from components.data.sources.turns import Message
 from components.outside_json import JsonObject
 
@@ -153,6 +153,24 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
         if ids and ids[-1] == end:
             ids.pop()  # some tokenizers close every text, and nothing continues a closed text
     return ids or [tokenizer.bos_token_id or 0]
+
+
+def encode_text(tokenizer: Any, text: str, *, as_chat: bool) -> list[int]:
+    """The token ids of what a person types: a text to be continued, or the user's turn of a chat.
+
+    Raises UserError where it holds a control mark.
+    """
+    turn: Message = {"role": "user", "content": text}
+    prompt = Prompt("", "test", "", "", None if as_chat else text, (turn,) if as_chat else None)
+    try:
+        return encode_prompt(tokenizer, prompt)
+    except HoldsControlMark as error:
+        raise UserError(f"prompt: {error}; leave the mark out") from error
+
+
+def prompt_format(prompts: Sequence[Prompt]) -> str:
+    """What most of these prompts are: "chat", or "text" to be continued."""
+    return "chat" if 2 * sum(prompt.messages is not None for prompt in prompts) > len(prompts) else "text"
 
 
 def render_chat(

@@ -42,7 +42,7 @@ from components.engines.launch import cannot_load, not_served
 from components.engines.profiles import CUT_VOCABULARY, Engine, Format, formats_for, refusals, remark_on
 from components.methods import METHODS
 from components.outside_json import JsonObject, read_object
-from components.policy import Policy, read_policy, served_choices
+from components.policy import Policy, judged_choice, read_policy, served_choices
 from components.publish.card.card import Evidence, launch_commands, write_card
 from components.publish.card.lineage import lineage_of
 from components.publish.card.provenance import provenance, write_provenance
@@ -150,12 +150,14 @@ def _served_by_engines(
         "settings": public_settings(draft_record["settings"]),
         "formats": written,
         "not_served": refused,
-        "engines": engine_settings(policy, cannot_load(method, settings, facts, storage, formats, refused, taps)),
+        "engines": engine_settings(
+            policy, cannot_load(method, settings, facts, storage, formats, refused, taps), settings
+        ),
     }
 
 
 def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
-    """The drafter that won; without a winner the best predicted one, released with depth 0 ("do not speculate")."""
+    """The drafter that won; without a winner the one that the verdict is about, released with depth 0."""
     by_key = {d.key: d for d in drafts}
     if policy.winner is not None:
         key = policy.winner.draft_key
@@ -164,12 +166,11 @@ def _select_winner(policy: Policy, drafts: list[Draft]) -> Draft:
                 f"drafts: the policy's winner {key[:12]} is not among them; wire the drafters it was chosen from"
             )
         return by_key[key]
-    choices = [c for c in policy.choices if c.workload == ALL and c.draft_key in by_key]
-    if not choices:
+    of_drafts = dataclasses.replace(policy, choices=[c for c in policy.choices if c.draft_key in by_key])
+    choice = judged_choice(of_drafts)
+    if choice is None:
         raise UserError("drafts: the policy says nothing about any of them; wire the drafters it was chosen from")
-    smallest = min(c.batch_size for c in choices)
-    choices = [c for c in choices if c.batch_size == smallest]
-    return by_key[max(choices, key=lambda c: (c.pred_lo, c.draft_key)).draft_key]
+    return by_key[choice.draft_key]
 
 
 def promised_formats(draft: Draft, source: Source, engines: list[Engine]) -> tuple[Format, ...]:
@@ -326,6 +327,7 @@ def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: 
         "depth_k": winner.depth_k if winner else 0,
         "depth_by_workload": _depth_by_workload(policy.choices, draft.key, drafting=winner is not None),
         "verdict": policy.verdict,
+        "prompt_format": policy.prompt_format or "text",
     }
     write_json(folder / "serve.json", serve)
     return serve
@@ -362,6 +364,9 @@ def write_documents(folder: Path, record: ReleaseRecord, evidence: Evidence, pol
     for name in POLICY_FILES:
         if (policy.path / name).is_file():
             shutil.copyfile(policy.path / name, folder / name)
+    content = read_object(folder / "policy.json")
+    if content.get("target_model"):  # its name here, which may be private
+        write_json(folder / "policy.json", content | {"target_model": record["target"]["model"]})
     for name, content in setting_files(record["engines"]).items():
         write_json(folder / name, content)
     files = read_object(folder / "draftsmith" / "target.json")["files"]

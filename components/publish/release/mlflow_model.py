@@ -9,7 +9,8 @@ where the target is.
 
 Settings are passed when the model is loaded, as its model config (MLflow accepts only keys that it was logged with):
 target ("": as recorded; else a folder or hub id), max_new_tokens, temperature (0: greedy), seed, depth (-1: the chosen
-one).
+one), prompt_format ("": as the prompts that it was measured on; "chat": a prompt is the user's turn, in the target's
+chat template; "text": a prompt is continued).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from transformers import AutoTokenizer
 
 from components.contract import Draft, UserError
+from components.data.formats.prompts import encode_text
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.definitions import al
@@ -33,7 +35,14 @@ from components.release_record import read_serve
 from components.targets.load import open_target
 from components.targets.source import find_folder, open_record
 
-SETTINGS: JsonObject = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1}
+SETTINGS: JsonObject = {
+    "target": "",
+    "max_new_tokens": 128,
+    "temperature": 0.0,
+    "seed": 0,
+    "depth": -1,
+    "prompt_format": "",
+}
 
 
 class DraftedTarget(PythonModel):
@@ -65,7 +74,8 @@ class DraftedTarget(PythonModel):
     def _answer(self, prompt: str) -> JsonObject:
         """Continue one prompt."""
         settings = self.settings
-        ids = self.tokenizer(prompt)["input_ids"]
+        prompt_format = settings["prompt_format"] or self.serve.get("prompt_format", "text")
+        ids = encode_text(self.tokenizer, prompt, as_chat=prompt_format == "chat")
         depth = int(settings["depth"]) if int(settings["depth"]) >= 0 else self.serve["depth_k"]
         decoded = decode(
             self.target,

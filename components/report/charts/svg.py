@@ -12,12 +12,14 @@ checks.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 WIDTH, HEIGHT = 440, 280
 TALL, CROWDED = 360, 6  # a chart of more series or named places than CROWDED is TALL high
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 34, 44
+TICK_GAP = 7  # between a label of y and the box
 
 
 class Point(NamedTuple):
@@ -64,6 +66,11 @@ class Axes:
         share = (value - self.y_low) / (self.y_high - self.y_low)
         return self.bottom - share * (self.bottom - TOP)
 
+    def gutter(self, unit: str) -> int:
+        """The width that the longest label of y needs to the left of the box; 0 where they fit into it."""
+        longest = max(len(f"{tick:g}{unit}") for tick in self.ticks)
+        return max(0, math.ceil(_LETTER * longest) + TICK_GAP - LEFT)
+
 
 def line_chart(
     series: Sequence[Series],
@@ -93,7 +100,7 @@ def line_chart(
         box = f'x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{axes.bottom - TOP}"'
         parts.insert(0, f'<rect class="chosen" {box}/>')
     parts += [_draw_series(s, axes, unit) for s in series]
-    return _svg(parts, series, y_label, axes.height, foot)
+    return _svg(parts, series, y_label, axes.height, foot, axes.gutter(unit))
 
 
 def fit_labels(labels: Sequence[str]) -> tuple[list[str], int]:
@@ -124,7 +131,8 @@ def bar_chart(
             title = html.escape(f"{names[j][0]}, {x_label} {label}: {100 * value:.1f} %")
             box = f'x="{x + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" height="{max(bottom - top, 0.6):.1f}"'
             parts.append(f'<rect style="{_bar_style(names[j][1], j)}" {box} rx="1.5"><title>{title}</title></rect>')
-    return _svg(parts, [Series(name, colour, "bar", []) for name, colour in names], y_label, axes.height)
+    legend = [Series(name, colour, "bar", []) for name, colour in names]
+    return _svg(parts, legend, y_label, axes.height, gutter=axes.gutter(" %"))
 
 
 def _bar_style(colour: str, place: int) -> str:
@@ -145,7 +153,9 @@ def _frame(
     for tick in axes.ticks:
         y = axes.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}{unit}</text>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - TICK_GAP}" y="{y + 4:.1f}" text-anchor="end">{tick:g}{unit}</text>'
+        )
     for i, value in enumerate(x_values):
         label = labels[i] if labels else f"{value:g}"
         x, y = axes.x(value), axes.bottom + 19
@@ -190,8 +200,13 @@ def _draw_series(series: Series, axes: Axes, unit: str) -> str:
     return "".join(parts)
 
 
-def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, height: int, foot: int = 0) -> str:
-    """The chart in its box, with a legend on top (in rows above the box where it is long) and a label for readers."""
+def _svg(
+    parts: Sequence[str], series: Sequence[Series], y_label: str, height: int, foot: int = 0, gutter: int = 0
+) -> str:
+    """The chart in its box, with a legend on top (in rows above the box where it is long) and a label for readers.
+
+    foot, gutter: what labels need below the box and to its left.
+    """
     widths = [_SAMPLE[s.style] + 5 + _LETTER * len(s.name) + 14 for s in series]
     start, columns = float(LEFT), len(series)
     if LEFT + sum(widths) - 14 > WIDTH:  # one row is too little: columns of the same width
@@ -209,7 +224,8 @@ def _svg(parts: Sequence[str], series: Sequence[Series], y_label: str, height: i
         legend.append(f'<text class="legend" {at}>{html.escape(s.name)}</text>')
     label = html.escape(y_label, quote=True)
     body = "".join([*parts, *legend])
-    return f'<svg viewBox="0 {-extra} {WIDTH} {height + extra + foot}" role="img" aria-label="{label}">{body}</svg>'
+    box = f"{-gutter} {-extra} {WIDTH + gutter} {height + extra + foot}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{label}">{body}</svg>'
 
 
 _LETTER = 7.3  # width of a letter of the legend, of the widest font that the style sheet may fall back to

@@ -16,7 +16,7 @@ from statistics import median
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
-from components.policy import MeasuredArm, Mixture, Policy, read_policy
+from components.policy import MeasuredArm, Mixture, Policy, judged_choice, read_policy
 from components.release_record import read_release
 from components.report.charts.depth import (
     acceptance_chart,
@@ -28,7 +28,7 @@ from components.report.charts.depth import (
 )
 from components.report.charts.export import write_pictures
 from components.report.pages.training_data import trained_on
-from components.report.summary import VERDICTS, summarise, verdict_in_words
+from components.report.summary import VERDICTS, origin_of, summarise, verdict_in_words
 from components.report.tables import (
     arm_table,
     change_table,
@@ -121,14 +121,16 @@ def page_facts(
     info = dict(policy.info)
     requests = read_rows(end_to_end.path, Request)
     arms = [a for a in content.arms if a.workload == ALL]
+    judged = judged_choice(content)
     winner_first = sorted(
         (c for c in choices if c.workload == ALL),
-        key=lambda c: (not (content.winner and content.winner.draft_key == c.draft_key), c.method, c.batch_size),
+        key=lambda c: (judged is None or judged.draft_key != c.draft_key, c.method, c.batch_size),
     )
     best = winner_first[0] if winner_first else choices[0]
     by_workload = [c for c in choices if (c.draft_key, c.batch_size) == (best.draft_key, best.batch_size)]
     return {
         "title": title,
+        "origin": origin_of(content.target_model, content.target_key, end_to_end),
         "verdict": content.verdict,
         "winner": content.winner,
         "verdict_word": VERDICTS.get(content.verdict, content.verdict),

@@ -15,6 +15,7 @@ from components.outside_json import JsonObject
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, bar_chart, line_chart
 from components.report.pages.training_data import trained_on
+from components.report.summary import origin_of
 from components.report.tables import measured_speedup, method_title, predicted_speedup
 from components.rows import ALL, AcceptanceByLanguage, DepthChoice, QualityFlag, read_rows
 from components.tables import Table, format_interval, format_percent
@@ -63,6 +64,7 @@ def languages_facts(languages: Measurements, policy: DepthPolicy | None, title: 
     flags = read_rows(languages.path, QualityFlag)
     return {
         "title": title,
+        "origin": origin_of(str(languages.info.get("model", "")), rows[0].target_key, languages),
         "sentences": findings(rows),
         "shown": any(row.verdict == "lower" for row in rows),
         "depth": rows[0].depth_k,

@@ -23,7 +23,7 @@ from components.policy import MeasuredArm, RoundCost, read_policy
 from components.report.charts.depth import PLAIN, speedup_series
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
-from components.report.summary import verdict_in_words
+from components.report.summary import origin_of, verdict_in_words
 from components.report.tables import acceptance_length, flag_table, measured_speedup, predicted_speedup
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
 from components.tables import Table, format_estimate, format_percent, format_ratio
@@ -114,6 +114,7 @@ def methods_facts(drafts: Sequence[Draft], policy: DepthPolicy, title: str) -> J
     prices = [(d.name, price) for d in drafters if (price := row_price(d.evals, rounds_of(d, content.rounds)))]
     return {
         "title": title,
+        "origin": origin_of(content.target_model, content.target_key, policy),
         "verdict": content.verdict,
         "sentence": verdict_in_words(policy.info),
         "closest": closest_in_words(drafters) if content.verdict != "use" else "",

@@ -44,7 +44,7 @@ def write_trend(
     table = Table(list(columns), [[_cell_text(cell) for cell in row] for row in rows])
     return render(
         Path(__file__).parent / "trend.html.jinja",
-        {"title": f"Trend of {metric}", "about": about, "chart": chart, "table": table},
+        {"title": f"Trend of {metric}", "origin": None, "about": about, "chart": chart, "table": table},
     )
 
 

@@ -257,8 +257,8 @@ def _compare_decoded(
         how = f"is that of decoding, of {ways[0].name} and {ways[1].name},"
         compare_replays(comparison, (sides[0], sides[1]), ways, margins, how)
         return
-    mapped = [any(m.draft_key == way.draft_key for m in maps) for way in ways]
-    reason = "other dtype" if all(mapped) else "no acceptance map of both"
+    dtypes = [{m.dtype for m in maps if _is_drafter(m, way)} for way in ways]
+    reason = "other dtype" if all(dtypes) and dtypes[0].isdisjoint(dtypes[1]) else "no acceptance map of both"
     comparison.notes.append(f"acceptance length not comparable: {reason}")
 
 

@@ -28,7 +28,7 @@ def test_both_continuations_are_the_same_text_and_a_missing_drafter_is_one_line(
     save_untrained(draft, "ngram", NgramSettings(), Target(key="", path=folder))
     capsys.readouterr()  # what transformers told while it wrote the target
     request: dict[str, Any] = {"target": str(folder), "prompt": "def add(a, b): return a + b", "depth_k": 3}
-    request |= {"max_new_tokens": 24, "device": "cpu", "num_threads": 1}
+    request |= {"max_new_tokens": 24, "device": "cpu", "dtype": "auto", "num_threads": 1, "as_chat": False}
     code, out, err = ask({**request, "draft": str(draft)})
     assert (code, err) == (0, "")
     answer = json.loads(out)
@@ -36,5 +36,8 @@ def test_both_continuations_are_the_same_text_and_a_missing_drafter_is_one_line(
     assert answer["identical"] and plain["text"] == speculative["text"]
     assert plain["num_tokens"] == speculative["num_tokens"] <= 24
     assert 0 < speculative["rounds"] <= plain["rounds"] and min(plain["ms"], speculative["ms"]) > 0
+    code, out, err = ask({**request, "draft": "", "depth_k": 0})
+    assert (code, err) == (0, "") and json.loads(out).keys() == {"plain"}
+    assert json.loads(out)["plain"]["text"] == plain["text"], "without a drafter: plain decoding alone"
     code, out, err = ask({**request, "draft": str(tmp_path / "nowhere")})
     assert (code, out) == (2, "") and err.count("\n") == 1 and "no draft.json: not a drafter" in err

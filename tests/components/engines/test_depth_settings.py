@@ -54,6 +54,15 @@ def test_engines_that_take_no_drafter_of_a_method_are_told_nothing(method: str) 
     assert engines == {*ENGINE_OF_SETTING.values()} - without
 
 
+def test_an_engine_is_told_no_more_draft_tokens_than_it_serves_of_such_a_drafter() -> None:
+    """vLLM serves one new MTP module: the release's command drafts one token, and its settings say the same."""
+    told = engine_settings(policy_for("mtp"), (), {"start": "new", "mtp_modules": 1})
+    assert told["vllm"]["speculative_config"]["num_speculative_tokens"] == 1
+    assert told["llama_cpp"]["flags"][3] == "2", "it serves what was chosen"
+    own = engine_settings(policy_for("mtp"), (), {"start": "own"})
+    assert own["vllm"]["speculative_config"]["num_speculative_tokens"] == 2
+
+
 def test_a_drafter_that_nobody_knows_here_is_told_to_all() -> None:
     assert engines_without_method("my drafter, measured elsewhere") == set()
     assert {"mnn", "llama.cpp", "sglang", "tensorrt-llm"} <= engines_without_method("medusa")

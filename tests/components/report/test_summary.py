@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.report.summary import summarise, verdict_in_words
+from components.contract import Measurements, Page
+from components.machine import describe_machine
+from components.report.summary import origin_of, summarise, verdict_in_words
+from storage.artifacts.store import Store
 
 
 def test_summary_of_a_confirmed_policy(study: dict[str, Any]) -> None:
@@ -18,6 +26,8 @@ def test_summary_of_a_confirmed_policy(study: dict[str, Any]) -> None:
         == lines["measured speedup"]
     )
     assert lines["token-identical"].startswith("yes (")
+    slower = summarise({**info, "verdict": "do_not_speculate"})
+    assert slower["chosen depth"] == f"{info['depth_k']}, not served"
     refused = summarise({**info, "gate_passed": False, "gate_failed": ["no_faults", "differs_from_champion"]})
     assert refused["promotion gate"] == "not passed: no_faults, differs_from_champion"
     assert list(lines)[-1] == "report"
@@ -44,3 +54,31 @@ def test_summary_does_not_claim_what_is_missing(study: dict[str, Any]) -> None:
 )
 def test_the_sentence(facts: dict[str, object], said: str) -> None:
     assert verdict_in_words({"method": "mtp", "verdict": "use", **facts}).startswith(said)
+
+
+def test_a_measurement_of_a_run_names_model_machine_time_and_code(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open_staging("k")
+    machine = describe_machine()
+    record = {
+        "machine": dataclasses.asdict(machine),
+        "git_commit": "1234567890abcdef",
+        "git_changed": True,
+        "versions": {"torch": "2.13.0"},
+    }
+    measured = store.commit("k", "Measurements", {}, record)
+    facts = dict(origin_of("mine", "t" * 64, measured))
+    assert facts["model"] == "mine" and facts["code"] == "commit 1234567890ab with changes, torch 2.13.0"
+    assert f"{machine.num_cores} cores" in facts["machine"] and machine.os in facts["machine"]
+    assert facts["measured"][:10] in (
+        time.strftime("%Y-%m-%d", time.gmtime(at)) for at in (time.time(), time.time() - 60)
+    )
+
+
+def test_what_was_not_recorded_is_not_told(tmp_path: Path) -> None:
+    assert origin_of("", "t" * 64, Measurements("k", tmp_path)) == [("model", "target tttttttttttt")]
+
+
+def test_the_page_begins_with_the_model(page: Callable[..., Page]) -> None:
+    source = (page().path / "index.html").read_text()
+    assert re.search(r"<h1>A report</h1>\s*<p class=\"origin\"><span><small>model</small> builtin</span>", source)

@@ -132,6 +132,28 @@ def test_depth_zero_everywhere_has_no_winner(measurements: Rows, new_ctx: NewCtx
     assert failed(confirmed) == {"depth_chosen_and_measured"}
 
 
+@pytest.mark.parametrize("methods", [("eagle3", "mtp"), ("mtp", "eagle3")])
+def test_of_two_drafters_that_are_not_worth_it_one_is_spoken_of(
+    methods: tuple[str, str], measurements: Rows, new_ctx: NewCtx
+) -> None:
+    """Method, interval and reasons are of the drafter that the ranking marks, whichever key and gain each one has."""
+    rows, cells = [], []
+    for key, method, kept in zip(("a" * 64, "b" * 64), methods, (0.02, 0.1), strict=True):
+        rows.append(
+            measurements(make_maps([kept], num_prompts=40, num_tokens=65, seed=1, draft_key=key, method=method))
+        )  # type: ignore[arg-type]
+        cells.append(measurements(make_cells(3.0, [3.5], [0.5], draft_key=key, method=method)))  # type: ignore[arg-type]
+    chosen = choose_depth(rows, cells, ctx=new_ctx())
+    confirmed = confirm_depth(chosen, measurements(requests(0.75)), ctx=new_ctx())
+    for made in (chosen, confirmed):
+        policy = read_policy(made.path)
+        (top,) = (ranked for ranked in policy.ranking if ranked.chosen)
+        (choice,) = (c for c in policy.choices if (c.draft_key, c.workload) == (top.draft_key, "all"))
+        assert (policy.verdict, policy.winner, policy.judged) == ("do_not_speculate", None, top.draft_key)
+        assert (made.info["method"], made.info["draft_key"]) == (top.method, top.draft_key)
+        assert policy.reasons == made.info["reasons"] == choice.reasons
+
+
 def test_an_unmeasured_depth_is_not_confirmed(chosen: DepthPolicy, measurements: Rows, new_ctx: NewCtx) -> None:
     policy = confirm(chosen, requests(1.5, depth=2), measurements, new_ctx)
     assert policy.verdict == "undecided"

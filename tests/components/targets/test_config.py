@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from changed_folders import changed_config, context
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from components.contract import Target, UserError
 from components.targets import load_target
@@ -54,6 +54,19 @@ def test_an_answer_ends_at_the_end_tokens_of_both_files(copied: Path, tmp_path: 
     assert [note for note in notes if "suppress_tokens [3]" in note] and "repetition" not in "".join(notes)
     opened = open_target(copied, kernel="plain", dtype="float32")
     assert opened.shape.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("auto", 1), ("bfloat16", 0), ("float32", 0)])
+def test_a_bfloat16_checkpoint_that_a_cpu_computes_in_float32_says_so_in_one_line(
+    dtype: Any, told: int, copied: Path, tmp_path: Path
+) -> None:
+    file = copied / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    events: list[dict[str, Any]] = []
+    target = load_target(model=str(copied), dtype=dtype, ctx=replace(context(tmp_path / "out"), send=events.append))
+    assert target.info["dtype"] == ("bfloat16" if dtype == "bfloat16" else "float32")
+    notes = [str(event["message"]) for event in events if event["event"] == "note"]
+    assert len([note for note in notes if "stored in bfloat16, computed in float32" in note]) == told
 
 
 @pytest.mark.parametrize("ends", ["7", [1.5], 10**6, [-1]])

@@ -14,7 +14,7 @@ from tiny_targets import make_tiny_target
 from components.contract import UserError
 from components.targets import load_target
 from components.targets.load import open_target, open_tokenizer
-from components.targets.source import load_target_fingerprint
+from components.targets.source import load_target_fingerprint, model_name
 
 
 @pytest.mark.parametrize("model", ["./no/such/folder", "nowhere", "/no/such/folder"])
@@ -44,6 +44,13 @@ def test_a_download_that_the_disk_cannot_hold_costs_one_line(tmp_path: Path, mon
     with pytest.raises(UserError, match=r"nobody/nothing: .*No space left on device") as refused:
         load_target(model="nobody/nothing", ctx=context(tmp_path / "out"))
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_is_named_without_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    given = ["builtin", "owner/name@main", str(tmp_path / "models" / "mine"), "models/mine", "./gone/away", ""]
+    assert [model_name(model) for model in given] == ["builtin", "owner/name@main", "mine", "mine", "away", ""]
 
 
 def test_a_file_changed_after_loading_is_noticed(copied: Path, tmp_path: Path) -> None:

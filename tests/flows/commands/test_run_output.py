@@ -66,5 +66,7 @@ def test_a_refused_release_is_measured_again_first() -> None:
     release = Release("r" * 64, Path("r"))
     refused = DepthPolicy("p" * 64, Path("p"), {"gate_passed": False})
     assert next_commands(refused, release)[0].startswith(f"draftsmith remeasure {'r' * 12}")
-    passed = DepthPolicy("p" * 64, Path("p"), {"gate_passed": True})
-    assert next_commands(passed, release)[0].startswith("draftsmith generate")
+    passed = DepthPolicy("p" * 64, Path("p"), {"gate_passed": True, "target_key": "f" * 64})
+    commands = next_commands(passed, release)
+    assert commands[0].startswith("draftsmith generate")
+    assert f"WHERE starts_with(target_key, '{'f' * 12}') AND workload = 'all'" in commands[1], "of this target alone"

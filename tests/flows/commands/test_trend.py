@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from components.rows import DepthChoice, EngineAcceptance, write_rows
 from flows.cli import main
 from flows.commands.trend import find_trend, spark_lines, table
 from storage.artifacts.store import Store
+from storage.history.files import write_record
+from storage.history.query import open_history
+from storage.history.records import RunRow, StepRow
 from storage.history.write import record_artifact
 
 CHOICE = DepthChoice("sel", "t", "d", "mtp", "all", 1, 3, "r", 0.01, 1.0, 1.2, 1.1, 1.3, 1.25, 1.2, 1.3, 0.0, "use", [])
@@ -151,3 +155,58 @@ def test_what_an_engine_counted_is_a_series_for_each_engine_load_and_source(tmp_
         "vllm, concurrency=1, prometheus",
         "vllm, concurrency=4, prometheus",
     ]
+
+
+def test_models_are_lines_of_their_own_by_name_whatever_key_they_were_loaded_under(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    loaded = {"uses": "targets.load_target", "run_id": "r"}
+    for key, model, digest in (
+        ("t0", "/models/mine/", "aaaaaaaaaa"),
+        ("t1", "/models/mine/", "aaaaaaaaaa"),  # the same files, loaded by another version of the code
+        ("t2", "/other/mine", "bbbbbbbbbb"),
+        ("t3", "owner/name", None),  # from before models had a digest
+    ):
+        store.open_staging(key)
+        info = {"model": model, **({"digest": digest} if digest else {})}
+        record_artifact(tmp_path, store.commit(key, "Target", info, loaded).path)
+    for number, target in enumerate(("t0", "t1", "t2", "t3", "elsewhere")):
+        out, _ = store.open_staging(f"k{number}")
+        write_rows(out, [dataclasses.replace(CHOICE, selection_id=f"s{number}", target_key=target, speedup_meas=1.5)])
+        record = {"pipeline": "p", "run_id": f"r{number}", "inputs": {"target": target}}
+        record_artifact(tmp_path, store.commit(f"k{number}", "DepthPolicy", {"score": 1.0}, record).path)
+    lines = {"mine aaaaaaaa": 2, "mine bbbbbbbb": 1, "owner/name": 1, "elsewhere": 1}
+    found = find_trend(tmp_path, "speedup_meas", {}, 50)
+    assert {series: len(found.of(series)) for series in found.series()} == lines
+    assert len(find_trend(tmp_path, "speedup_meas", {"model": "owner/name"}, 50).dots) == 1
+    assert {"mine aaaaaaaa", "owner/name"} < {*find_trend(tmp_path, "info.score", {}, 50).series()}
+
+
+def test_every_view_that_knows_a_target_has_the_name_of_its_model(tmp_path: Path) -> None:
+    with open_history(tmp_path) as ask:
+        sql = (
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND starts_with(table_name, 'v_')"
+        )
+        columns: dict[str, set[str]] = {}
+        for view, column in ask(sql, {})[1]:
+            columns.setdefault(view, set()).add(column)
+    assert len(columns) > 15
+    assert [view for view, names in columns.items() if "target_key" in names and "model" not in names] == []
+
+
+def test_runs_of_one_pipeline_over_two_models_are_two_lines(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for key, model in (("t0", "one"), ("t1", "two")):
+        store.open_staging(key)
+        record_artifact(tmp_path, store.commit(key, "Target", {"model": model}, {"run_id": "r"}).path)
+    now = datetime(2026, 1, 1)
+    for number, target in enumerate(("t0", "t1", "t0")):
+        run_id = f"r{number}"
+        made_by = (run_id, "p", "target", "targets.load_target", "Target", target)
+        step = StepRow(*made_by, False, "", "completed", 1.0, "{}", "{}", now)
+        write_record(tmp_path, "step", f"step-{number}", [step])
+        run = RunRow(
+            run_id, "p", "{}", "direct", "completed", None, 1, 0, now, now + timedelta(minutes=number), None, "1"
+        )
+        write_record(tmp_path, "run", run_id, [run])
+    found = find_trend(tmp_path, "runs.seconds", {}, 50)
+    assert {series: len(found.of(series)) for series in found.series()} == {"one": 2, "two": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.contract import UserError
-from flows.planning.step_signature import named_packages, resolve
+from flows.planning.step_signature import named_packages, resolve, step_addresses
 
 PACKAGES = ("components", "toybox")
 
@@ -49,3 +49,28 @@ def test_packages_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert named_packages() == ("components",)
     monkeypatch.setenv("DRAFTSMITH_PACKAGES", "components, toybox,")
     assert named_packages() == PACKAGES
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_stepz": 4}, "(did you mean 'num_steps'?)"),
+        ({"zzz": 4}, "(known: method, settings, num_steps, optimizer, "),  # 24 of them: no step has too many to name
+    ],
+)
+def test_a_wrong_setting_of_a_step_with_many_is_told_with_those_it_has(settings: dict[str, int], message: str) -> None:
+    ((_, fault),) = resolve("drafts.train_draft").settings(settings)[1]
+    assert message in fault
+
+
+def test_a_wrong_key_in_a_mapping_is_told_with_its_neighbour() -> None:
+    settings = {"sources": ["chats.jsonl"], "clean": {"role_ordr": True}}
+    ((place, fault),) = resolve("data.collect_chats").settings(settings)[1]
+    assert place == ("clean", "role_ordr")
+    assert fault == "unknown setting 'clean.role_ordr' (did you mean 'role_order'?)"
+
+
+def test_the_steps_of_all_rooms_are_found_and_nothing_else() -> None:
+    addresses = step_addresses(PACKAGES)
+    assert {"drafts.train_draft", "report.write_page", "toys.grow"} <= set(addresses)
+    assert {resolve(address, PACKAGES).address for address in addresses} == set(addresses)

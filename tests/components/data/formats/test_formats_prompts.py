@@ -16,7 +16,15 @@ from tiny_targets import make_tiny_tokenizer
 
 from components.contract import Context, Prompts, UserError
 from components.data import collect_prompts
-from components.data.formats.prompts import SPLITS, Prompt, encode_prompt, read_prompts, render_chat
+from components.data.formats.prompts import (
+    SPLITS,
+    Prompt,
+    encode_prompt,
+    encode_text,
+    prompt_format,
+    read_prompts,
+    render_chat,
+)
 
 CHINESE = "请解释：为什么天空是蓝色的？（简短）𠮷野家 👩‍👩‍👧 ｆｕｌｌ"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
@@ -151,3 +159,13 @@ def test_older_prompt_files_are_readable(tmp_path: Path) -> None:
     assert MIXED[0].conversation is not None
     again = read_prompts(prompts_of(MIXED[:1], tmp_path), "train")
     assert again == MIXED[:1]
+
+
+def test_what_a_person_types_is_continued_or_is_the_turn_of_a_chat(templated: Any) -> None:
+    said = "Why is it so?"
+    turn = Prompt("p", "test", "w", "s", None, ({"role": "user", "content": said},))
+    assert encode_text(templated, said, as_chat=True) == encode_prompt(templated, turn)
+    assert encode_text(templated, said, as_chat=False) == encode_prompt(templated, plain(said))
+    assert encode_prompt(templated, turn) != encode_prompt(templated, plain(said))
+    kinds = [prompt_format(prompts) for prompts in ([turn], [plain(said)], [turn, turn, plain(said)])]
+    assert kinds == ["chat", "text", "chat"]

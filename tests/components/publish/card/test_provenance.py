@@ -112,7 +112,7 @@ def test_it_tells_no_folder_no_host_and_no_time_and_is_the_same_twice(
 
 def test_the_card_tells_sources_and_what_was_kept_out_by_count(recorded: Callable[..., Any]) -> None:
     card = (recorded().path / "README.md").read_text()
-    assert "256 answers (12750 answer tokens of 22048), which the target wrote itself" in card
+    assert "256 answers (12750 answer tokens of 22048, validation included), which the target wrote itself" in card
     assert "| english | Apache-2.0 | 900 | 850 |" in card and "| chinese | not stated | 800 | 790 |" in card
     assert "133 that held a benchmark's prompt or reference answer" in card and "264 benchmark texts" in card
     assert "not stated for chinese" in card

@@ -19,6 +19,7 @@ from components.engines.depth_settings import ENGINE_OF_SETTING, settings_for
 from components.engines.launch import LAUNCHED, cannot_load, not_served
 from components.engines.profiles import kind_of, profile_of, refusals
 from components.methods import METHODS
+from components.policy import read_policy
 from components.publish.formats.interface import Source, facts_of
 from components.publish.release.export import rounding_remark
 from components.weight_format import Storage
@@ -40,6 +41,13 @@ def test_a_policy_gives_no_command_for_any_engine(evidence: dict[str, Any]) -> N
     said = (policy / "policy.json").read_text() + (policy / "policy.md").read_text()
     assert json.loads((policy / "policy.json").read_text())["winner"] is not None
     assert [word for word in WORDS if word in said] == []
+
+
+def test_the_policy_of_a_release_names_the_target_as_the_release_does(
+    export: Export, changed: Callable[..., DepthPolicy]
+) -> None:
+    release = export(policy=changed(target_model="Secret-LLM"), target_name="ours")
+    assert read_policy(release.path).target_model == "ours"
 
 
 @pytest.mark.parametrize("method", SETTINGS)

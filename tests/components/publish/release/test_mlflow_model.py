@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from components.contract import Target
+from components.data.formats.prompts import encode_text
 from components.decoding.chain import decode
 from components.targets.interface import AbstractTarget
+from components.targets.load import open_tokenizer
 from storage.registry.log_version import copy_of_components
 from storage.registry.versions import MODEL_CODE, ROOT
 
@@ -92,3 +94,9 @@ def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, ta
     plain = load(place, max_new_tokens=5, depth=0, target=elsewhere).predict(PROMPTS)
     assert [a["text"] for a in plain] == [a["text"] for a in drafted]
     assert [a["num_rounds"] for a in plain] == [4, 4]
+    (chat,) = load(place, max_new_tokens=5, prompt_format="chat").predict(PROMPTS[:1])
+    turn = encode_text(open_tokenizer(target), PROMPTS[0], as_chat=True)
+    assert chat["num_tokens"] == 5
+    assert chat["text"] == open_tokenizer(target).decode(
+        decode(opened, None, turn, max_new_tokens=5).tokens, skip_special_tokens=True
+    )

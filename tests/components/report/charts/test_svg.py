@@ -41,6 +41,17 @@ SIGHT = {
 }
 
 
+@pytest.mark.parametrize(
+    ("largest", "unit"), [(0.9, "x"), (9.0, " ms"), (100.0, " ms"), (12_500.0, " ms"), (2.5e9, "")]
+)
+def test_no_label_of_y_is_cut_off(largest: float, unit: str) -> None:
+    chart = line_chart([Series("a", "pred", "line", [Point(0, 0.0), Point(1, largest)])], "k", "time", unit=unit)
+    left = float(chart.split('viewBox="')[1].split()[0])
+    labels = re.findall(r'<text class="tick" x="([\d.]+)" [^>]*text-anchor="end">([^<]+)</text>', chart)
+    assert len(labels) > 2 and all(float(x) - charts._LETTER * len(label) >= left for x, label in labels)
+    assert left == 0.0 or largest >= 100.0, "charts of few digits stay as they are"
+
+
 def linear(theme: str, name: str) -> np.ndarray:
     """Linear RGB [3] of a colour of the style sheet."""
     found = re.search(rf"--{name}: #(\w{{6}})", theme)
