@@ -140,11 +140,11 @@ def rule_chains(
         ends = unverified | undrafted
         ends[:, -1] = True
         first = ends.argmax(axis=1)
-        ended = first + 1
+        length = first + 1
         return Lengths(
-            np.full_like(ended, depth) if in_one_pass else ended,
-            ended - unverified[np.arange(len(first)), first],
-            np.minimum(ended, min(depth, rule.num_read)),
+            np.full_like(length, depth) if in_one_pass else length,
+            length - unverified[np.arange(len(first)), first],
+            np.minimum(length, min(depth, rule.num_read)),
         )
 
     return chains

@@ -47,16 +47,16 @@ class DFlashReader(AbstractReader):
 
     layout = "dflash"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        kind = found.config.get("speculators_model_type")
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        kind = checkpoint.config.get("speculators_model_type")
         return (
             kind in KINDS
-            or (kind is None and OWN in found.config)
-            or "DSpark" in str(found.config.get("architectures"))
+            or (kind is None and OWN in checkpoint.config)
+            or "DSpark" in str(checkpoint.config.get("architectures"))
         )
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        config, inner = found.config, found.config.get(OWN) or {}
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        config, inner = checkpoint.config, checkpoint.config.get(OWN) or {}
         if not isinstance(inner, dict):
             faults.add(f"{OWN} is {inner!r:.40}, no mapping")
             faults.raise_any()
@@ -64,8 +64,8 @@ class DFlashReader(AbstractReader):
         nested = isinstance(config.get(SECTION), dict)
         section, where = (config[SECTION], SECTION) if nested else (config, "")
         block = read_block(section, faults, where=where, model_types=EAGLE_TYPES, windows=True)
-        markov = any(name.startswith("markov_head.") for name in found.files)
-        imported = Imported("dspark" if markov else "dflash", {}, found.read(found.files))
+        markov = any(name.startswith("markov_head.") for name in checkpoint.files)
+        imported = Imported("dspark" if markov else "dflash", {}, checkpoint.read(checkpoint.files))
         _read_shared(imported, target, faults)
         _read_taps(own, target.shape, imported, faults)
         imported.settings |= _own_settings(own, imported.method, faults)

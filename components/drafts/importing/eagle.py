@@ -52,22 +52,22 @@ class Eagle3Reader(AbstractReader):
 
     layout = "eagle3"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
         return (
-            "speculators_model_type" not in found.config
-            and "mask_hidden" not in found.files
+            "speculators_model_type" not in checkpoint.config
+            and "mask_hidden" not in checkpoint.files
             and (
-                any(name.startswith("midlayer.") for name in found.files)
-                or "Eagle3" in str(found.config.get("architectures"))
+                any(name.startswith("midlayer.") for name in checkpoint.files)
+                or "Eagle3" in str(checkpoint.config.get("architectures"))
             )
         )
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        imported = Imported("eagle3", {}, found.read(found.files))
-        block = read_block(found.config, faults, model_types=EAGLE_TYPES, windows=True)
-        first = "midlayer." if any(name.startswith("midlayer.") for name in found.files) else "layers.0."
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("eagle3", {}, checkpoint.read(checkpoint.files))
+        block = read_block(checkpoint.config, faults, model_types=EAGLE_TYPES, windows=True)
+        first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint.files) else "layers.0."
         _rename(imported, first, "midlayer.")
-        _read_shared(found, block, target, imported, faults)
+        _read_shared(checkpoint, block, target, imported, faults)
         return imported
 
 
@@ -77,14 +77,14 @@ class PEagleReader(AbstractReader):
 
     layout = "p-eagle"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return "mask_hidden" in found.files and "speculators_model_type" not in found.config
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return "mask_hidden" in checkpoint.files and "speculators_model_type" not in checkpoint.config
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        imported = Imported("p-eagle", {}, found.read(found.files))
-        _read_mask(found, imported, faults)
-        block = read_block(found.config, faults, model_types=EAGLE_TYPES, windows=True)
-        _read_shared(found, block, target, imported, faults)
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("p-eagle", {}, checkpoint.read(checkpoint.files))
+        _read_mask(checkpoint, imported, faults)
+        block = read_block(checkpoint.config, faults, model_types=EAGLE_TYPES, windows=True)
+        _read_shared(checkpoint, block, target, imported, faults)
         return imported
 
 
@@ -94,11 +94,11 @@ class SpeculatorsReader(AbstractReader):
 
     layout = "speculators"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return "speculators_model_type" in found.config or "speculators_config" in found.config
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return "speculators_model_type" in checkpoint.config or "speculators_config" in checkpoint.config
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        kind, section = found.config.get("speculators_model_type"), found.config.get(SECTION)
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        kind, section = checkpoint.config.get("speculators_model_type"), checkpoint.config.get(SECTION)
         if kind not in ("eagle3", "peagle"):
             faults.add(f"speculators_model_type is {kind!r:.40}; eagle3, peagle, dflash, dspark and mtp are read here")
             faults.raise_any()
@@ -106,14 +106,14 @@ class SpeculatorsReader(AbstractReader):
             faults.add(f"config.json has no {SECTION}, which holds the sizes")
             faults.raise_any()
         assert isinstance(section, dict)
-        imported = Imported("eagle3" if kind == "eagle3" else "p-eagle", {}, found.read(found.files))
+        imported = Imported("eagle3" if kind == "eagle3" else "p-eagle", {}, checkpoint.read(checkpoint.files))
         block = read_block(section, faults, where=SECTION, model_types=EAGLE_TYPES, windows=True)
         if kind == "eagle3":
             _rename(imported, "layers.0.", "midlayer.")
         else:
-            _read_mask(found, imported, faults)
-        _read_shared(found, block, target, imported, faults)
-        if depth := proposed_depth(found.config):
+            _read_mask(checkpoint, imported, faults)
+        _read_shared(checkpoint, block, target, imported, faults)
+        if depth := proposed_depth(checkpoint.config):
             imported.settings["ttt_steps" if kind == "eagle3" else "parallel_depth"] = depth
         return imported
 
@@ -124,11 +124,12 @@ class Eagle1Reader(AbstractReader):
 
     layout = "eagle1"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= found.files.keys() and "d2t" not in found.files
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        names = checkpoint.files.keys()
+        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and "d2t" not in names
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        imported = Imported("eagle1", {}, found.read(found.files))
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        imported = Imported("eagle1", {}, checkpoint.read(checkpoint.files))
         tensors, hidden = imported.tensors, target.shape.hidden_size
         read_embedding(imported, target, faults)
         bias = tensors.get("fc.bias")
@@ -142,7 +143,7 @@ class Eagle1Reader(AbstractReader):
             fuse[:, :hidden] /= token_scale_of(target)
             tensors["fc.weight"] = fuse
         imported.settings["fc_bias"] = bias is not None
-        block = read_block(found.config, faults, model_types=EAGLE_TYPES)
+        block = read_block(checkpoint.config, faults, model_types=EAGLE_TYPES)
         if block is not None:
             imported.settings["intermediate_size"] = block.intermediate_size
             check_block(block, target.shape, faults, imported.remarks, tied=("hidden_size",))
@@ -161,7 +162,7 @@ def _rename(imported: Imported, before: str, after: str) -> None:
 
 
 def _read_shared(
-    found: FoundCheckpoint, block: FoundBlock | None, target: AbstractTarget, imported: Imported, faults: Faults
+    checkpoint: FoundCheckpoint, block: FoundBlock | None, target: AbstractTarget, imported: Imported, faults: Faults
 ) -> None:
     """What both layouts have: sizes, norms, taps, vocabulary, embedding, frozen copies."""
     tensors, shape = imported.tensors, target.shape
@@ -178,16 +179,16 @@ def _read_shared(
             f"d2t is missing, and lm_head.weight has {tensors['lm_head.weight'].shape[0]} rows, not a row for"
             f" each of the target's {shape.vocab_size} tokens"
         )
-    head, stated = tensors.get("lm_head.weight"), found.config.get("draft_vocab_size")
+    head, stated = tensors.get("lm_head.weight"), checkpoint.config.get("draft_vocab_size")
     if head is not None and stated not in (None, head.shape[0]):
         faults.add(f"draft_vocab_size is {stated!r:.40}, and lm_head.weight has {head.shape[0]} rows")
-    mask_token = found.config.get("mask_token_id") if imported.method == "p-eagle" else None
+    mask_token = checkpoint.config.get("mask_token_id") if imported.method == "p-eagle" else None
     read_embedding(imported, target, faults, but=mask_token)
     pop_zero_biases(tensors, (), imported, faults)
-    _read_norms(found.config, imported, faults)
-    _read_taps(found.config, shape, imported, faults)
-    if found.config.get("target_hidden_size") not in (None, shape.hidden_size):
-        stated = found.config["target_hidden_size"]
+    _read_norms(checkpoint.config, imported, faults)
+    _read_taps(checkpoint.config, shape, imported, faults)
+    if checkpoint.config.get("target_hidden_size") not in (None, shape.hidden_size):
+        stated = checkpoint.config["target_hidden_size"]
         faults.add(f"target_hidden_size is {stated!r:.40}, the target's width is {shape.hidden_size}")
     if block is None:
         return
@@ -273,9 +274,9 @@ def _read_taps(config: JsonObject, shape: TargetShape, imported: Imported, fault
         )
 
 
-def _read_mask(found: FoundCheckpoint, imported: Imported, faults: Faults) -> None:
+def _read_mask(checkpoint: FoundCheckpoint, imported: Imported, faults: Faults) -> None:
     """P-EAGLE's mask state and mask token, which is a row of the checkpoint's embedding."""
-    hidden, token = imported.tensors.pop("mask_hidden", None), found.config.get("mask_token_id")
+    hidden, token = imported.tensors.pop("mask_hidden", None), checkpoint.config.get("mask_token_id")
     embedding = imported.tensors.get("embed_tokens.weight")
     if hidden is None:
         faults.add("mask_hidden is missing")

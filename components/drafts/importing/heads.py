@@ -31,30 +31,30 @@ class MedusaReader(AbstractReader):
 
     layout = "medusa"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return found.config.get("model_type") == "medusa" or "medusa_num_heads" in found.config
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return checkpoint.config.get("model_type") == "medusa" or "medusa_num_heads" in checkpoint.config
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        heads, layers = found.config.get("medusa_num_heads"), found.config.get("medusa_num_layers", 1)
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        heads, layers = checkpoint.config.get("medusa_num_heads"), checkpoint.config.get("medusa_num_layers", 1)
         for name, value in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
             most = MOST if name == "medusa_num_heads" else MOST // 2
             if type(value) is not int or not 1 <= value <= most:
                 faults.add(f"{name} is {value!r:.40}; drafters here have 1 to {most}")
         for name, own in (("hidden_size", target.shape.hidden_size), ("vocab_size", target.shape.vocab_size)):
-            if found.config.get(name) not in (None, own):
-                faults.add(f"{name} is {found.config[name]!r:.40}, the target's is {own}: made for another target")
+            if checkpoint.config.get(name) not in (None, own):
+                faults.add(f"{name} is {checkpoint.config[name]!r:.40}, the target's is {own}: made for another target")
         faults.raise_any()
         assert isinstance(heads, int) and isinstance(layers, int)
         imported = Imported("medusa", {"num_heads": heads, "num_layers": layers}, {})
-        from_vllm = any(VLLM_HEAD.fullmatch(name) for name in found.files)
-        for name, tensor in found.read(found.files).items():
+        from_vllm = any(VLLM_HEAD.fullmatch(name) for name in checkpoint.files)
+        for name, tensor in checkpoint.read(checkpoint.files).items():
             renamed = own_name(name, layers, from_vllm)
             imported.tensors[renamed] = tensor
             if renamed != name:
                 imported.names[renamed] = name
-        if not from_vllm and not any(name.startswith(PREFIX) for name in found.files):
+        if not from_vllm and not any(name.startswith(PREFIX) for name in checkpoint.files):
             imported.names[PREFIX] = ""
-        if from_vllm and not found.config.get("medusa_fc_bias"):
+        if from_vllm and not checkpoint.config.get("medusa_fc_bias"):
             hidden = target.shape.hidden_size
             absent = [f"{PREFIX}{head}.{layer}.linear.bias" for head in range(heads) for layer in range(layers)]
             imported.tensors |= {name: torch.zeros(hidden) for name in absent if name not in imported.tensors}

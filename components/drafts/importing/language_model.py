@@ -28,36 +28,36 @@ class LanguageModelReader(AbstractReader):
 
     layout = "causal-lm"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return {EMBEDDING, "model.norm.weight"} <= found.files.keys()
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return {EMBEDDING, "model.norm.weight"} <= checkpoint.files.keys()
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        vocab_size = found.config.get("vocab_size")
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        vocab_size = checkpoint.config.get("vocab_size")
         if type(vocab_size) is not int or vocab_size < target.shape.vocab_size:
             faults.add(
                 f"vocab_size is {vocab_size!r:.40}, the target's is {target.shape.vocab_size}: another tokenizer"
             )
             faults.raise_any()
-        tried = Faults(found.label)
-        block = read_block(found.config, tried)
-        if block is None or not _is_ours(block, found, target):
+        tried = Faults(checkpoint.label)
+        block = read_block(checkpoint.config, tried)
+        if block is None or not _is_ours(block, checkpoint, target):
             why = tried.found[0] if tried.found else "its block differs from the target's in more than its sizes"
             remark = f"used as it is, by its own code; it cannot be trained here ({why})"
-            return Imported("draft-model", {"model": str(found.folder)}, {}, remarks=[remark], untrained=True)
-        imported = Imported("draft-model", {"num_layers": block.num_layers}, found.read(found.files))
+            return Imported("draft-model", {"model": str(checkpoint.folder)}, {}, remarks=[remark], untrained=True)
+        imported = Imported("draft-model", {"num_layers": block.num_layers}, checkpoint.read(checkpoint.files))
         imported.settings["intermediate_size"] = block.intermediate_size
         if block.hidden_size != target.shape.hidden_size:
             imported.settings["hidden_size"] = block.hidden_size
-        if found.config.get("tie_word_embeddings") or HEAD not in imported.tensors:
-            if not found.config.get("tie_word_embeddings"):
+        if checkpoint.config.get("tie_word_embeddings") or HEAD not in imported.tensors:
+            if not checkpoint.config.get("tie_word_embeddings"):
                 faults.add(f"{HEAD} is missing, and tie_word_embeddings is off")
             imported.tensors[HEAD] = imported.tensors[EMBEDDING].clone()
         return imported
 
 
-def _is_ours(block: FoundBlock, found: FoundCheckpoint, target: AbstractTarget) -> bool:
+def _is_ours(block: FoundBlock, checkpoint: FoundCheckpoint, target: AbstractTarget) -> bool:
     """Whether our own network computes the same: its heads, rotary base and epsilon follow from target and width."""
-    if block.rope_scaling or any(name.endswith(".bias") for name in found.files):
+    if block.rope_scaling or any(name.endswith(".bias") for name in checkpoint.files):
         return False
     if block.vocab_size != target.shape.vocab_size or block.num_layers > MOST_LAYERS:
         return False

@@ -67,15 +67,15 @@ class MtpReader(AbstractReader):
 
     layout = "mtp"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return any(name.endswith(".eh_proj.weight") for name in found.files) and not is_whole_model(found)
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return any(name.endswith(".eh_proj.weight") for name in checkpoint.files) and not is_whole_model(checkpoint)
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        copies = [name for name in found.files if name.endswith(REPEATED)]
-        imported = Imported("mtp", {}, found.read(name for name in found.files if name not in copies))
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        copies = [name for name in checkpoint.files if name.endswith(REPEATED)]
+        imported = Imported("mtp", {}, checkpoint.read(name for name in checkpoint.files if name not in copies))
         for name in copies:
-            check_copy(name, found, target, faults)
-        modules, first = found.config.get("num_nextn_predict_layers"), found.config.get("mtp_first_hidden")
+            check_copy(name, checkpoint, target, faults)
+        modules, first = checkpoint.config.get("num_nextn_predict_layers"), checkpoint.config.get("mtp_first_hidden")
         if type(modules) is not int or not 1 <= modules <= MOST_MODULES:
             faults.add(f"num_nextn_predict_layers is {modules!r:.40}; drafters here have 1 to {MOST_MODULES} modules")
         if first not in (None, "post_norm", "pre_norm"):
@@ -86,7 +86,7 @@ class MtpReader(AbstractReader):
             )
         faults.raise_any()
         imported.settings |= {"mtp_modules": modules, "first_hidden": first or "post_norm"}
-        _read_sizes(found, target, imported, faults, ("llama",))
+        _read_sizes(checkpoint, target, imported, faults, ("llama",))
         pop_zero_biases(imported.tensors, (), imported, faults)
         return imported
 
@@ -97,25 +97,25 @@ class MimoReader(AbstractReader):
 
     layout = "mimo"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return f"{MIMO}input_proj.weight" in found.files and not is_whole_model(found)
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return f"{MIMO}input_proj.weight" in checkpoint.files and not is_whole_model(checkpoint)
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         imported = Imported("mtp", {"mtp_modules": 1, "first_hidden": "post_norm"}, {})
         place = f"model.layers.{target.shape.num_layers}."
-        for name, tensor in found.read(name for name in found.files if name not in SHARED).items():
+        for name, tensor in checkpoint.read(name for name in checkpoint.files if name not in SHARED).items():
             inside = name.removeprefix(MIMO)
             own = place + MIMO_NAMES.get(inside, inside) if name.startswith(MIMO) else name
             imported.tensors[own], imported.names[own] = tensor, name
         imported.names |= {place + renamed: MIMO + part for part, renamed in MIMO_NAMES.items()} | {place: MIMO}
         for name in SHARED:
-            if name in found.files:
-                check_copy(name, found, target, faults)
-        if found.config.get("num_nextn_predict_layers") not in (None, 1):
+            if name in checkpoint.files:
+                check_copy(name, checkpoint, target, faults)
+        if checkpoint.config.get("num_nextn_predict_layers") not in (None, 1):
             faults.add(
-                f"num_nextn_predict_layers is {found.config['num_nextn_predict_layers']!r:.40}, the layout has 1"
+                f"num_nextn_predict_layers is {checkpoint.config['num_nextn_predict_layers']!r:.40}, the layout has 1"
             )
-        _read_sizes(found, target, imported, faults, ("qwen2", "mimo"))
+        _read_sizes(checkpoint, target, imported, faults, ("qwen2", "mimo"))
         pop_zero_biases(imported.tensors, (), imported, faults)
         joined = imported.tensors.get(f"{place}eh_proj.weight")
         if joined is not None and joined.ndim == 2 and not joined.shape[1] % 2:
@@ -129,18 +129,18 @@ class OwnMtpReader(AbstractReader):
 
     layout = "own-mtp"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return is_whole_model(found) and any(module_files(found))
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return is_whole_model(checkpoint) and any(module_files(checkpoint))
 
-    def stored(self, found: FoundCheckpoint) -> Iterable[str]:
-        return module_files(found)
+    def stored(self, checkpoint: FoundCheckpoint) -> Iterable[str]:
+        return module_files(checkpoint)
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
-        weights = find_native_mtp(found.folder, target.shape.num_layers, found.label)
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+        weights = find_native_mtp(checkpoint.folder, target.shape.num_layers, checkpoint.label)
         _require_own(weights.layout.name, target, faults)
         settings = {"start": "own"}
         network: Any = build_draft("mtp", target, settings, torch.arange(target.shape.vocab_size))
-        inside = weights.read(network.module.state_dict(), found.label)
+        inside = weights.read(network.module.state_dict(), checkpoint.label)
         return Imported("mtp", settings, {f"module.{name}": tensor for name, tensor in inside.items()})
 
 
@@ -150,21 +150,22 @@ class SpeculatorsMtpReader(AbstractReader):
 
     layout = "speculators-mtp"
 
-    def recognises(self, found: FoundCheckpoint) -> bool:
-        return found.config.get("speculators_model_type") == "mtp"
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
+        return checkpoint.config.get("speculators_model_type") == "mtp"
 
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         _require_own("qwen", target, faults)
-        if found.config.get("num_nextn_predict_layers", 1) != 1:
-            faults.add(f"num_nextn_predict_layers is {found.config['num_nextn_predict_layers']!r:.40}, must be 1")
+        if checkpoint.config.get("num_nextn_predict_layers", 1) != 1:
+            faults.add(f"num_nextn_predict_layers is {checkpoint.config['num_nextn_predict_layers']!r:.40}, must be 1")
         imported = Imported("mtp", {"start": "own"}, {})
-        if depth := proposed_depth(found.config):
+        if depth := proposed_depth(checkpoint.config):
             imported.settings["recursive_steps"] = depth
-        _compare_configs(found, target, faults)
+        _compare_configs(checkpoint, target, faults)
         faults.raise_any()
-        for name in (name for name in (EMBEDDING, "lm_head.weight") if name in found.files):
-            check_copy(name, found, target, faults)
-        stored = stack_experts(found.read(name for name in found.files if name not in (EMBEDDING, "lm_head.weight")))
+        for name in (name for name in (EMBEDDING, "lm_head.weight") if name in checkpoint.files):
+            check_copy(name, checkpoint, target, faults)
+        shared = (EMBEDDING, "lm_head.weight")
+        stored = stack_experts(checkpoint.read(name for name in checkpoint.files if name not in shared))
         parts = {f"{SPECULATORS}{there}.": f"module.{own}." for own, there in SPECULATORS_NAMES.items()}
         for name, tensor in stored.items():
             before = next((part for part in parts if name.startswith(part)), SPECULATORS)
@@ -191,9 +192,9 @@ def _require_own(layout: str, target: AbstractTarget, faults: Faults) -> None:
         faults.raise_any()
 
 
-def _compare_configs(found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
+def _compare_configs(checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
     """Compare the section of the block with the target's configuration, by which the module here is built."""
-    section = found.config.get(SECTION)
+    section = checkpoint.config.get(SECTION)
     if not isinstance(section, dict) or not isinstance(section.get("model_type"), str):
         faults.add(f"config.json has no {SECTION} with a model_type, which holds the sizes")
         return
@@ -210,24 +211,25 @@ def _compare_configs(found: FoundCheckpoint, target: AbstractTarget, faults: Fau
             faults.add(f"{SECTION}.{name} is {other!s:.60}, the target's is {mine!s:.60}")
 
 
-def is_whole_model(found: FoundCheckpoint) -> bool:
+def is_whole_model(checkpoint: FoundCheckpoint) -> bool:
     """Whether the checkpoint holds a model with its first layer, not drafting modules alone."""
-    return any(name.startswith(("model.layers.0.", "model.language_model.layers.0.")) for name in found.files)
+    return any(name.startswith(("model.layers.0.", "model.language_model.layers.0.")) for name in checkpoint.files)
 
 
-def module_files(found: FoundCheckpoint) -> list[str]:
+def module_files(checkpoint: FoundCheckpoint) -> list[str]:
     """The tensors of a native module, by the prefix of a tensor that is some layout's projection."""
     endings = tuple(f"{layout.projection}.weight" for layout in LAYOUTS)
     places = ("model.layers.", "model.mtp_layers.", "model.mtp_", "mtp.")
-    joins = [name for name in found.files if name.endswith(endings) and name.startswith(places) and ".mlp." not in name]
+    in_place = [name for name in checkpoint.files if name.startswith(places) and ".mlp." not in name]
+    joins = [name for name in in_place if name.endswith(endings)]
     before = [name.removesuffix(ending) for name in joins for ending in endings if name.endswith(ending)]
     prefixes = tuple(name for name in before if name.endswith((".", "_")))
-    return [name for name in found.files if name.startswith(prefixes)] if prefixes else []
+    return [name for name in checkpoint.files if name.startswith(prefixes)] if prefixes else []
 
 
-def check_copy(name: str, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
+def check_copy(name: str, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> None:
     """A copy of the target's embedding or LM head is not needed, and must be one: modules here share the target's."""
-    copy = found.read([name])[name]
+    copy = checkpoint.read([name])[name]
     if name.endswith("embed_tokens.weight"):
         own: Tensor = target.embedding
     else:
@@ -241,13 +243,13 @@ def check_copy(name: str, found: FoundCheckpoint, target: AbstractTarget, faults
 
 
 def _read_sizes(
-    found: FoundCheckpoint,
+    checkpoint: FoundCheckpoint,
     target: AbstractTarget,
     imported: Imported,
     faults: Faults,
     model_types: tuple[str, ...],
 ) -> None:
-    block = read_block(found.config, faults, model_types=model_types)
+    block = read_block(checkpoint.config, faults, model_types=model_types)
     if block is None:
         return
     imported.settings["intermediate_size"] = block.intermediate_size

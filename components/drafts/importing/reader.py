@@ -79,15 +79,15 @@ class AbstractReader(ABC):
     layout: ClassVar[str]
 
     @abstractmethod
-    def recognises(self, found: FoundCheckpoint) -> bool:
+    def recognises(self, checkpoint: FoundCheckpoint) -> bool:
         """Whether a checkpoint is meant to be of this format, by its config and its tensors' names."""
 
-    def stored(self, found: FoundCheckpoint) -> Iterable[str]:
+    def stored(self, checkpoint: FoundCheckpoint) -> Iterable[str]:
         """The tensors that a drafter is made of, or more of them: what the disk must have room for."""
-        return found.files
+        return checkpoint.files
 
     @abstractmethod
-    def read(self, found: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
+    def read(self, checkpoint: FoundCheckpoint, target: AbstractTarget, faults: Faults) -> Imported:
         """The drafter; what does not fit the target goes to `faults`, and the caller raises them."""
 
 
