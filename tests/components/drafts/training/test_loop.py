@@ -166,7 +166,7 @@ def test_other_architectures_train_and_open(
     method: str, family: str, tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget
 ) -> None:
     target = tiny_target(family)
-    data = write_features(target, tmp_path / "features", num_train=4, num_validation=2)
+    data = write_features(target, tmp_path / "features", num_train=8, num_validation=2)
     ctx = new_context(tmp_path / "run")
     made = train_draft(
         Target(key="", path=tiny_folder(family)),
