@@ -7,11 +7,15 @@ step makes when it has been made (flows/execution/engine.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from components.outside_json import JsonObject
 from components.pipeline_checks.engines import target_config
 from components.pipeline_checks.step_view import Fault, StepView
 from components.positions import positions_fault
+
+STATED_AS: Final = ("max_position_embeddings", "n_positions")
+"""Names that a config.json has for its positions; transformers knows more, and such a target is looked at when loaded."""
 
 
 def check_target_positions(steps: Sequence[StepView]) -> Iterator[Fault]:
@@ -29,9 +33,8 @@ def check_target_positions(steps: Sequence[StepView]) -> Iterator[Fault]:
 
 
 def positions_of(config: JsonObject | None) -> int | None:
-    """The positions that a config.json states, under the names that most models give them; None where it does not."""
+    """The positions that a config.json states; None where it does not."""
     whole: Mapping[str, object] = config if isinstance(config, Mapping) else {}
     text = whole.get("text_config", whole)
-    names = ("max_position_embeddings", "n_positions")
-    stated = [text.get(name) for name in names] if isinstance(text, Mapping) else []
+    stated = [text.get(name) for name in STATED_AS] if isinstance(text, Mapping) else []
     return next((value for value in stated if isinstance(value, int) and value > 0), None)
