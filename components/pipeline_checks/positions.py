@@ -15,7 +15,7 @@ from components.pipeline_checks.step_view import Fault, StepView
 from components.positions import positions_fault
 
 STATED_AS: Final = ("max_position_embeddings", "n_positions")
-"""Names that a config.json has for its positions; transformers knows more, and such a target is looked at when loaded."""
+"""Names of positions in a config.json; transformers knows more, and such a target is looked at when it is loaded."""
 
 
 def check_target_positions(steps: Sequence[StepView]) -> Iterator[Fault]:
