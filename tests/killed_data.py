@@ -87,7 +87,7 @@ def make(folder: Path) -> None:
     chats = once(Chats, "chats", collect_chats, sources=sources)
     different = once(Chats, "different", deduplicate, [chats])
     splits = {"num_validation": 8, "num_test": 4, "evaluation_percent": 20}
-    prompts = once(Prompts, "prompts", mix_chats, [different], target, limit=1500, **splits)
+    prompts = once(Prompts, "prompts", mix_chats, [different], target, limit_tokens=1500, **splits)
     asked = {"max_new_tokens": 24, "batch_size": 8, "sampled_share": 0.5}
     answers = once(Conversations, "answers", write_answers, target, prompts, **asked)
     once(Features, "features", record_features, target, answers, tokens_per_pass=256)

@@ -39,7 +39,14 @@ import torch
 from torch import Tensor
 
 from components.bench.end_to_end.arms import check_branching, tree_shape
-from components.bench.prompts import EncodedPrompt, fitting_prompts, greedy_answers, kept_length, open_drafter
+from components.bench.prompts import (
+    LEAST_SHARE,
+    EncodedPrompt,
+    fitting_prompts,
+    greedy_answers,
+    kept_length,
+    open_drafter,
+)
 from components.bench.settings import Dtype, TreeBudgets
 from components.contract import Context, Draft, Measurements, Prompts, ReportProgress, Target, UserError
 from components.data.formats.prompts import prompt_format, read_prompts
@@ -80,7 +87,7 @@ def measure_acceptance(
     if temperature and decoding_loop_of(record["method"]):
         raise UserError(f"temperature: {record['method']} has a loop of its own, which decodes greedily; leave it at 0")
     room = max_new_tokens + positions_ahead(record, k_max)
-    encoded = fitting_prompts(target, prompts, "test", room, ctx)
+    encoded = fitting_prompts(target, prompts, "test", room, ctx, least_share=LEAST_SHARE)
     shards = [
         MapShard(
             file=ctx.scratch / f"maps-{number:05d}.json",

@@ -38,6 +38,7 @@ from components.definitions import steady
 from components.drafts.storage.files import read_record
 from components.methods import is_trained
 from components.outside_json import JsonObject
+from components.positions import SPREAD, longest_context, positions_fault
 from components.rows import CostCell, QualityFlag, write_rows
 from components.speedup.prediction.costs import cells_to_measure_again
 from components.stop_rule import StopRule
@@ -47,7 +48,6 @@ WARM_UP_TOKENS = 12
 MIN_TOKENS = 8  # of a block, even for a slow target
 MEMORY_SHARE = 0.8
 LONGEST_ANSWER = 512  # tokens generated for one text; longer contexts join several
-SPREAD = 1 / 8  # of the KV length, to each side, in a batch
 LEAST_READ = 1e-12  # a threshold below the likeliest token's probability whatever the vocabulary
 
 
@@ -75,13 +75,11 @@ def measure_step_cost(
     """The step `bench.measure_step_cost`; its settings are explained in components/bench/steps.py."""
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
-    positions = num_positions(target)
     settings = [Setting(size, length) for size in sorted(set(batch_sizes)) for length in sorted(set(kv_lengths))]
-    if longest_context(kv_lengths, batch_sizes, tokens_per_block) + 65 > positions:
-        raise UserError(
-            f"kv_lengths: {max(kv_lengths)} tokens and what a block adds do not fit the target's {positions} "
-            "positions: ask for shorter ones"
-        )
+    lengths = {"kv_lengths": kv_lengths, "batch_sizes": batch_sizes, "tokens_per_block": tokens_per_block}
+    setting, fault = positions_fault("bench.measure_step_cost", lengths, num_positions(target))
+    if fault:
+        raise UserError(f"{setting}: {fault}")
     encoded = fitting_prompts(target, prompts, "test", 0, ctx)[: max(NUM_TEXTS, *batch_sizes)]
     tuned = resolve_tuning(tuning, target, drafts, encoded[0].ids, dtype, num_threads, ctx, machine)
     arms = plan_arms(drafts, max_depth, trees, rival=tuned.rival and not graphs, stop_rule=stop_rule)
@@ -406,12 +404,6 @@ def _num_rows(phase: str, run: ArmRun) -> int:
     if phase in ("prefill", "draft_prefill"):
         return round(sum(decoded.prompt_tokens for decoded in run.decoded) / len(run.decoded))
     return run.arm.rows_of_pass - 1 if phase == "draft" else run.arm.rows_of_pass
-
-
-def longest_context(kv_lengths: Sequence[int], batch_sizes: Sequence[int], tokens: int) -> int:
-    """Positions that the longest sequence of any cell takes, before drafts."""
-    longest = max(kv_lengths)
-    return longest + tokens + (round(longest * SPREAD) if max(batch_sizes) > 1 else 0)
 
 
 def contexts(texts: Sequence[Sequence[int]], block: int, batch_size: int, kv_len: int, tokens: int) -> list[list[int]]:

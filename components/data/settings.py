@@ -29,6 +29,10 @@ from components.text import as_utf8, did_you_mean
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[int, Field(ge=1)]
+FEWEST_TO_LEARN_FROM = 8
+"""Fewest answers that a drafter is trained on: fewer say nothing about what a target does."""
+FEWEST_HELD_OUT = 2
+"""Fewest answers that its checkpoints are chosen by."""
 Weight = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Name = Annotated[str, Field(min_length=1)]
@@ -303,9 +307,12 @@ def mix_chats_settings(settings: JsonObject) -> tuple[JsonObject, list[SettingFa
     for name in ("weights", "evaluation_weights"):
         if settings[name] and not any(settings[name].values()):
             faults.append(((name,), f"setting '{name}': one at least must be above 0"))
-    if settings["too_small"] in ("repeat", "refuse") and settings["limit"] is None:
+    name, other = f"limit_{settings['by']}", "limit_rows" if settings["by"] == "tokens" else "limit_tokens"
+    if settings[other] is not None:
+        faults.append(((other,), f"setting '{other}': shares are by {settings['by']} ('by'), so give '{name}'"))
+    elif settings["too_small"] in ("repeat", "refuse") and settings[name] is None:
         faults.append(
-            (("too_small",), f"setting 'too_small': {settings['too_small']} needs a limit to reach; give 'limit'")
+            (("too_small",), f"setting 'too_small': {settings['too_small']} needs a limit to reach; give '{name}'")
         )
     needed = settings["num_validation"] + settings["num_test"] + settings["num_warm_up"]
     if needed and not settings["evaluation_percent"]:

@@ -371,7 +371,8 @@ def mix_chats(
     by: Unit = "tokens",
     temperature: Annotated[float, Field(ge=0.1, le=100.0)] = 1.0,
     caps: dict[str, Amount] = {},  # noqa: B006
-    limit: Amount | None = None,
+    limit_tokens: Amount | None = None,
+    limit_rows: Amount | None = None,
     too_small: TooSmall = "shrink",
     max_turns: Annotated[int, Field(ge=1, le=100)] = 4,
     order: Order = "random",
@@ -396,10 +397,12 @@ def mix_chats(
         strata: the groups that weights, caps and temperature apply to: the rows' sources, languages or domains.
         weights: the share of each stratum in training, in any scale; all must be named, 0 leaves one out. Without
             weights the shares are sizes**(1/temperature).
-        by: whether shares, caps and limit count tokens or rows.
+        by: whether shares and caps count tokens or rows.
         temperature: without weights: 1 keeps the sizes' proportions, 2 favours small strata, 100 makes all alike.
         caps: the most to take of a stratum; the others make up for the rest of its share.
-        limit: the most training data in all; null is all there is. A larger limit contains all of a smaller one.
+        limit_tokens: the most tokens to train on in all, with by: tokens; null is all there is. A larger limit contains
+            all of a smaller one. One that leaves fewer than 8 conversations is an error.
+        limit_rows: the same in rows, that is conversations, with by: rows.
         too_small: what happens when a stratum has too few rows for its share. shrink: the mix ends there, the shares
             hold. fill: the others go on, the shares do not hold. repeat: its rows are repeated. refuse: an error.
         max_turns: with too_small: repeat, the most passes over a stratum; more are an error.

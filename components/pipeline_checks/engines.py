@@ -46,7 +46,7 @@ def _refusals(step: StepView, steps: Mapping[str, StepView]) -> Iterator[str]:
             yield from (f"{name}: {reason}" for reason in packing_refusals(method, settings, storage))
     if not isinstance(engines, list) or not engines:
         return
-    config = _target_config(step, steps)
+    config = target_config(step, steps)
     target = None if config is None else target_facts(config)
     for name, method, settings, storage in _promised_drafters(step, steps):
         taps = _own_taps(steps.get(name), steps, target)
@@ -90,7 +90,7 @@ def _undivided_layers(step: StepView, steps: Mapping[str, StepView]) -> Iterator
     if trained is None or trained.address != TRAINS or not storage.group_size:
         return
     method = str(trained.settings.get("method", ""))
-    config = _target_config(trained, steps)
+    config = target_config(trained, steps)
     if method not in METHODS or METHODS[method].llama_block is None or not isinstance(config, dict):
         return
     config, method_settings = config.get("text_config", config), trained.settings.get("settings", {}).get(method, {})
@@ -103,7 +103,7 @@ def _undivided_layers(step: StepView, steps: Mapping[str, StepView]) -> Iterator
             )
 
 
-def _target_config(step: StepView, steps: Mapping[str, StepView]) -> Any:
+def target_config(step: StepView, steps: Mapping[str, StepView]) -> Any:
     """config.json of the step's target, where a step loads it from a folder of this machine; else None."""
     loaded = steps.get(str(step.inputs.get("target")))
     if loaded is None or loaded.address != LOADS:
@@ -119,7 +119,7 @@ def _target_config(step: StepView, steps: Mapping[str, StepView]) -> Any:
 
 def _told_to_engines(step: StepView, method: str, steps: Mapping[str, StepView]) -> dict[str, Any]:
     """The settings of a step's drafter, and whether it guesses a part of the vocabulary."""
-    drafted, config = step.settings.get("draft_vocab_size", 0), _target_config(step, steps)
+    drafted, config = step.settings.get("draft_vocab_size", 0), target_config(step, steps)
     whole = config if isinstance(config, dict) else {}
     size = (whole.get("text_config") or whole).get("vocab_size")
     is_cut = not drafted or (isinstance(size, int) and drafted < size)

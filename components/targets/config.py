@@ -25,7 +25,7 @@ from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
 from components.targets.file_digests import sha256_of
 from components.targets.quantised import check_dtype, check_loader, numbers_per_stored, own_dtype, quantisation_of
-from components.targets.shape import as_ids, kv_bytes_per_token, layer_kinds, shape_of
+from components.targets.shape import TargetShape, as_ids, kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_files import headers_in
 from components.text import message_of
@@ -50,8 +50,8 @@ def load_target(
         )
     if facts["text_part"]:
         ctx.note(f"{model}: a model of images and text; its text part alone is the target")
-    for line in unheeded_generation(folder):
-        ctx.note(f"{model}: {line}")
+    if remark := facts["generation_remark"]:
+        ctx.note(f"{model}: {remark}")
     sums = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
     }
@@ -68,12 +68,13 @@ def load_target(
 
 
 def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str, device: str) -> JsonObject:
-    """architecture, layers, text_part, num_params, dtype, stored_dtype, kv_bytes_per_token and shape of a model folder.
+    """What a model folder is: the facts that `load_target` puts into a Target's info, its `model` apart.
 
     Raises UserError, naming `location`, for a model that Draftsmith cannot work with.
     """
     config = read_config(folder, location=location, trust_remote_code=trust_remote_code)
     shape = shape_of(config, location)
+    silent = suppressed_tokens(folder, shape, location)
     stored: dict[str, int] = {}
     num_params = 0
     check_loader(config, location)
@@ -96,6 +97,8 @@ def facts_of(folder: Path, *, location: str, trust_remote_code: bool, dtype: str
         "dtype": compute_dtype,
         "stored_dtype": stored_dtype,
         "kv_bytes_per_token": kv_bytes_per_token(config, 4 if compute_dtype == "float32" else 2),
+        "suppressed_tokens": list(silent),
+        "generation_remark": generation_remark(folder, len(silent)),
         "shape": dataclasses.asdict(shape),
     }
 
@@ -124,10 +127,11 @@ def _join_end_tokens(config: Any, folder: Path, location: str) -> None:
     """
     text = config.get_text_config(decoder=True)
     ends: list[int] = []
+    file, generation = _generation(folder)
     for source, value in (
         ("config.json", getattr(text, "eos_token_id", None)),
         ("config.json", getattr(config, "eos_token_id", None)),
-        (GENERATION_FILE, _generation(folder).get("eos_token_id")),
+        (file, generation.get("eos_token_id")),
     ):
         try:
             ids = as_ids(value)
@@ -139,32 +143,64 @@ def _join_end_tokens(config: Any, folder: Path, location: str) -> None:
     text.eos_token_id = ends or None
 
 
-def _generation(folder: Path) -> JsonObject:
-    """What generation_config.json says; {} where there is none."""
-    file = folder / GENERATION_FILE
-    return read_object(file, MAX_CONFIG_BYTES) if file.is_file() else {}
+def _generation(folder: Path) -> tuple[str, JsonObject]:
+    """The file that says how text is generated and what it says: config.json where there is no other, as engines do."""
+    name = GENERATION_FILE if (folder / GENERATION_FILE).is_file() else "config.json"
+    return name, read_object(folder / name, MAX_CONFIG_BYTES)
+
+
+def suppressed_tokens(folder: Path, shape: TargetShape, location: str) -> tuple[int, ...]:
+    """The tokens that the target never says, ascending: `suppress_tokens`, and bad words of one token.
+
+    As in transformers, a bad word that is an end token does not count, nor does a token beyond the vocabulary.
+
+    Raises:
+        UserError: a value is no list of token ids, or no token is left to say.
+    """
+    file, generation = _generation(folder)
+    try:
+        silent = {operator.index(one) for one in generation.get("suppress_tokens") or ()}
+        for word in generation.get("bad_words_ids") or ():
+            ids = [operator.index(one) for one in word]
+            silent |= set(ids) - set(shape.eos_token_ids) if len(ids) == 1 else set()
+    except TypeError as error:
+        raise UserError(f"{location}: {file}: suppress_tokens or bad_words_ids are no lists of token ids") from error
+    silent &= set(range(shape.vocab_size))
+    if len(silent) == shape.vocab_size:
+        raise UserError(f"{location}: {file} suppresses every token; no answer can be written")
+    return tuple(sorted(silent))
 
 
 _UNHEEDED: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (None, 1, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), (None, [], {})),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), (None,)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), (None, 1)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "penalty_alpha"), (None, 0)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), (None, 0)),
+    **dict.fromkeys(("begin_suppress_tokens", "sequence_bias", "stop_strings", "force_words_ids"), (None, [], {}, "")),
+    **dict.fromkeys(("constraints", "dola_layers", "watermarking_config"), (None, [], {}, "")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), (None,)),
 }
 """Settings of generation_config.json that change greedy text and are not heeded here -> their harmless values."""
 
 
-def unheeded_generation(folder: Path) -> list[str]:
-    """What generation_config.json asks for and is not done here, a line each: engines may say other text."""
-    generation = _generation(folder)
-    return [
-        f"{GENERATION_FILE} asks for {name} {generation[name]!r:.60}, which decoding and training here do not heed:"
-        " an engine that does says other text"
-        for name, harmless in _UNHEEDED.items()
-        if name in generation and generation[name] not in harmless
-    ]
+def generation_remark(folder: Path, num_suppressed: int) -> str:
+    """What generation_config.json asks beyond end tokens, and how far it is done here and in engines, or ""."""
+    file, generation = _generation(folder)
+    requested = {name: generation[name] for name, harmless in _UNHEEDED.items() if generation.get(name) not in harmless}
+    if longer := [word for word in generation.get("bad_words_ids") or () if len(word) > 1]:
+        requested["bad_words_ids"] = longer
+    parts = []
+    if num_suppressed:
+        parts.append(
+            f"{file} suppresses {num_suppressed} tokens, which are never said here; engines may say them unless their"
+            " requests bias against them"
+        )
+    if requested:
+        listed = ", ".join(f"{name} {value!r:.60}" for name, value in requested.items())
+        parts.append(
+            f"{file} asks for {listed}, which is not done here: an engine that does it says other text and accepts"
+            " other drafts"
+        )
+    return "; ".join(parts)
 
 
 def has_text_part(config: Any) -> bool:

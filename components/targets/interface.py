@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Final, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -71,6 +71,10 @@ class AbstractCache(ABC):
         """Bytes that one more token of one sequence takes, over all layers."""
 
 
+NEVER: Final = -1e9
+"""The logit of a token that is never said. A number, since minus infinity times a probability of 0 is none."""
+
+
 class AbstractTarget(ABC):
     """A causal LM ready to decode. Load one with `targets.load.open_target`."""
 
@@ -80,6 +84,7 @@ class AbstractTarget(ABC):
     dtype: torch.dtype
     kernel: str  # of its linear layers: see load.open_target
     verifies_trees: bool = True  # False where layers keep a state, which follows one text
+    suppressed: Tensor | None = None  # int64, on its device: tokens that its generation_config.json never lets out
     _tap_layers: TapLayers | None = None
 
     @property
@@ -97,6 +102,10 @@ class AbstractTarget(ABC):
         if isinstance(features, bool):
             return self.tap_layers if features else ()
         return features
+
+    def silence(self, logits: Tensor) -> Tensor:
+        """Give the suppressed tokens of logits [..., V] no chance, in place; the logits of every pass are silenced."""
+        return logits if self.suppressed is None else logits.index_fill_(-1, self.suppressed, NEVER)
 
     @abstractmethod
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
@@ -129,7 +138,7 @@ class AbstractTarget(ABC):
 
     @abstractmethod
     def unembed(self, normed: Tensor) -> Tensor:
-        """The target's LM head, [..., H] -> [..., V] float32."""
+        """The target's LM head, [..., H] -> [..., V] float32, as its weights have it: not silenced."""
 
     @property
     @abstractmethod
@@ -153,7 +162,7 @@ class WrappedTarget(AbstractTarget):
         self.inner = inner
         self.shape, self.folder, self.device = inner.shape, inner.folder, inner.device
         self.dtype, self.kernel, self.verifies_trees = inner.dtype, inner.kernel, inner.verifies_trees
-        self.tap_layers = inner.tap_layers
+        self.tap_layers, self.suppressed = inner.tap_layers, inner.suppressed
 
     def new_cache(self, batch_size: int, capacity: int) -> AbstractCache:
         return self.inner.new_cache(batch_size, capacity)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.utils import logging
 
 from components.contract import Target, UserError
-from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype
+from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype, suppressed_tokens
 from components.targets.forward.architecture import check_shapes, is_supported
 from components.targets.forward.llama import FastTarget
 from components.targets.forward.transformers_model import TransformersTarget, is_plain
@@ -48,7 +48,8 @@ def open_target(
         float32 may differ between processes: steps whose files must repeat bit for bit use "plain". "thorough" times
         longer. The `kernel` string of an opened target opens another one with the same kernels. "transformers" runs
         the model's own code; models that our forward pass does not cover always run there.
-    tapped: False for a model that is not itself a target (a draft model may have too few layers for feature taps).
+    tapped: False for a model that is not itself a target: a draft model may have too few layers for feature taps, and
+        says every token of its vocabulary, as it does in engines.
     tap_layers: the layers whose states are the features, as HF hidden_states indices; None: those of shape.taps_of.
     layers: False reads nothing but embedding, final norm and LM head, mapped from their files where the dtype is the
         stored one: enough to train a drafter from features, and it runs no passes. A target that `is_read_whole`
@@ -61,6 +62,7 @@ def open_target(
     check_loader(config, location)
     shape = shape_of(config, location, tapped=tapped)
     taps = shape.tap_layers if tap_layers is None else check_tap_layers(tap_layers, shape.num_layers, location)
+    silent = _suppressed(folder, shape, location, device) if tapped else None
     files = _tensor_files(folder, location)
     dtype_name = record["dtype"] if dtype == "auto" and record["dtype"] else resolve_dtype(dtype, files.dtype, device)
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[own_dtype(config) or dtype_name]
@@ -79,7 +81,7 @@ def open_target(
             layers=layers,
         )
         _check_rotations(fast, location)
-        fast.folder, fast.tap_layers = folder, taps
+        fast.folder, fast.tap_layers, fast.suppressed = folder, taps, silent
         return fast
     _check_layers(shape, files.by_name, location)
     if not quantised:
@@ -88,8 +90,13 @@ def open_target(
     model = transformers_model(folder, config, torch_dtype, trust, location, placed)
     model = model if placed else model.to(device)
     wrapped = TransformersTarget(model.eval().requires_grad_(False), shape, location=location)
-    wrapped.folder, wrapped.tap_layers = folder, taps
+    wrapped.folder, wrapped.tap_layers, wrapped.suppressed = folder, taps, silent
     return wrapped
+
+
+def _suppressed(folder: Path, shape: TargetShape, location: str, device: str) -> Tensor | None:
+    ids = suppressed_tokens(folder, shape, location)
+    return torch.tensor(ids, device=device) if ids else None
 
 
 def is_read_whole(target: Target | Path) -> bool:
@@ -180,13 +187,17 @@ def check_finite(tensor: Tensor, name: str) -> None:
 
 
 def target_facts(target: Target) -> dict[str, Any]:
-    """num_params and shape (the fields of TargetShape) of any Target, read without loading its weights."""
+    """num_params, suppressed_tokens and shape (of TargetShape) of any Target, read without loading its weights."""
     facts = target.info
-    if "shape" not in facts or "num_params" not in facts:
+    if any(name not in facts for name in ("num_params", "suppressed_tokens", "shape")):
         folder, record = open_record(target.path)
         trust = bool(record["trust_remote_code"])
         facts = facts_of(folder, location=str(record["model"]), trust_remote_code=trust, dtype="auto", device="cpu")
-    return {"num_params": int(facts["num_params"]), "shape": dict(facts["shape"])}
+    return {
+        "num_params": int(facts["num_params"]),
+        "suppressed_tokens": list(facts["suppressed_tokens"]),
+        "shape": dict(facts["shape"]),
+    }
 
 
 def open_tokenizer(target: Target | Path) -> Any:

@@ -47,13 +47,13 @@ def make_stand_in(*, model: str, ctx: Context) -> Target:
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
         ctx.note(f"{model}: is quantised; its stand-in is not, so its loader is not tried")
-    for file in settings_files(source):
+    _write_random(config, model, ctx)
+    for file in settings_files(source):  # after the weights, beside which transformers writes a generation_config.json
         if file.name != "config.json":
             shutil.copyfile(file, ctx.out / file.name)
     if not any((source / name).is_file() for name in TOKENIZERS):
         _copy_builtin_tokenizer(ctx.out)
         ctx.note(f"{model}: has no tokenizer; the built-in target's stands for it, so its chat template is not tried")
-    _write_random(config, model, ctx)
     facts = facts_of(ctx.out, location=model, trust_remote_code=False, dtype="auto", device=ctx.device)
     ctx.note(f"{model}: a stand-in of {facts['num_params'] / 1e6:.0f} M random weights, every layer of it")
     return Target.of_step(ctx, {**facts, "model": f"stand-in of {model}"})

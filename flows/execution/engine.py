@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contract import Artifact, NothingNew
+from components.contract import Artifact, NothingNew, Target
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
+from components.positions import positions_fault
 from components.source_code import code_state
 from flows.execution.messages import (
     ArtifactHandle,
@@ -96,7 +97,24 @@ class Engine:
         seconds, reused = time.monotonic() - started, reusable is not None
         self.on_event(step, {"event": "reused" if reused else "done", "seconds": seconds, "key": step.key})
         self.on_finished(step, artifact, record, seconds, reused)
+        if isinstance(artifact, Target):
+            self._check_positions(step.name, artifact)
         return artifact
+
+    def _check_positions(self, name: str, target: Target) -> None:
+        """Raise InputError where a step of the plan needs more positions than this target, made by step `name`, has.
+
+        Most are told when a pipeline is checked; a target from a hub, or one that a step trains, is not there by then.
+        """
+        positions = target.info.get("shape", {}).get("max_position_embeddings")
+        faults = (
+            (step, *positions_fault(step.uses, step.settings, positions))
+            for step in self.plan.steps
+            if positions is not None and step.inputs.get("target") == name
+        )
+        lines = {f"step '{step.name}': setting '{setting}': {fault}": None for step, setting, fault in faults if fault}
+        if lines:
+            raise InputError(list(lines), ["my-model"] * len(lines))
 
     def log_of(self, step: PlannedStep) -> Path:
         """Where the output of this step goes."""

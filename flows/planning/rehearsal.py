@@ -36,7 +36,7 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "data.collect_prompts": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_rows": 2000},
     "data.collect_traffic": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_new": 2000},
     "data.collect_workloads": {"num_prompts": 4, "num_warm_up": 1, "max_answer_tokens": 12, "max_rows": 2000},
-    "data.mix_chats": {"limit": 4000, "num_validation": 4, "num_test": 4, "num_warm_up": 1},
+    "data.mix_chats": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.write_answers": {"max_new_tokens": 24},
     "data.write_answers_by_server": {"max_new_tokens": 24},
@@ -61,6 +61,8 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     },
 }
 """Address of a step -> settings that say how much it does -> the most that a rehearsal does."""
+_MIXED: Mapping[str, int] = {"tokens": 16_000, "rows": 80}
+"""The most that a rehearsal mixes, by the unit of the shares."""
 INSTEAD: Mapping[str, JsonObject] = {
     "bench.compare_end_to_end": {"precision": 0.5},
     "bench.compare_stop": {"precision": 0.5},
@@ -121,6 +123,9 @@ def _small(step: WiredStep, packages: tuple[str, ...], stand_ins: StandIns) -> W
     most = AT_MOST.get(step.address, {})
     small = {name: _cut(step.settings[name], most[name]) for name in most}
     values: JsonObject = {**step.settings, **small, **INSTEAD.get(step.address, {})}
+    if step.address == "data.mix_chats":
+        limit = f"limit_{values['by']}"
+        values[limit] = _cut(values[limit], _MIXED[values["by"]])
     if step.address == "data.collect_chats":
         values["sources"] = [{**one, "max_rows": _cut(one["max_rows"], 500)} for one in values["sources"]]
     if "base_url" in values:

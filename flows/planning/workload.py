@@ -204,7 +204,7 @@ class Workload:
     def _mix_chats(self, stage: Stage) -> Work:
         lengths, settings = self._lengths_of(stage), stage.settings
         chats = self._input_rows(stage, "chats").train
-        limit = settings["limit"]
+        limit = settings[f"limit_{settings['by']}"]
         if limit is not None:
             most = limit / lengths.conversation_tokens if settings["by"] == "tokens" else limit
             chats = min(chats, most) if chats else most

@@ -34,6 +34,7 @@ PAGE_OF_CHECK = {
     "check_engine_compatibility": "engines",
     "check_tuning_consistency": "depth",
     "check_names_and_sizes": "my-data",
+    "check_target_positions": "my-model",
 }
 """Pages on the rules of components/pipeline_checks."""
 

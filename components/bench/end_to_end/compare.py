@@ -27,18 +27,18 @@ from components.bench.end_to_end.request_rows import Conditions, request_rows, r
 from components.bench.end_to_end.timed_runs import GroupRun, Study, StudyPlan, timed_runs
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
-from components.bench.prompts import fitting_prompts, spread, warm_up_prompts
+from components.bench.prompts import LEAST_SHARE, fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import BatchSizes, DepthsToRun, Dtype, LookupDepths, TreeBudgets
 from components.bench.step_cost import BlockConditions, Setting, cost_cells
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
+from components.data.formats.prompts import read_prompts
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
 from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
 from components.outside_json import JsonObject
+from components.positions import ROOM_FOR_GUESSES
 from components.rows import CostCell, Request, grouped, write_rows
 from components.targets.load import open_target
-
-ROOM_FOR_GUESSES = 65  # tokens past the limit that the deepest tail round may compute
 
 
 def compare_end_to_end(
@@ -68,7 +68,8 @@ def compare_end_to_end(
     for draft in drafts:
         check_loop_supports(draft, batch_sizes, trees)
     room = max_new_tokens + ROOM_FOR_GUESSES
-    timed_prompts = spread(fitting_prompts(target, prompts, "test", room, ctx), num_prompts)
+    fitting = fitting_prompts(target, prompts, "test", room, ctx, least_share=LEAST_SHARE)
+    timed_prompts = spread(fitting, num_prompts)
     if max(batch_sizes) > len(timed_prompts):
         raise UserError(
             f"batch_sizes: {max(batch_sizes)} side by side need as many prompts, and there are {len(timed_prompts)}"
@@ -91,7 +92,12 @@ def compare_end_to_end(
     )
     study.run(seconds, num_processes)
     return Measurements.of_step(
-        ctx, {"num_prompts": len(timed_prompts), **_write_rows(study, tuned, target, drafts, dtype, machine, ctx)}
+        ctx,
+        {
+            "num_prompts": len(timed_prompts),
+            "num_prompts_left_out": len(read_prompts(prompts, "test")) - len(fitting),
+            **_write_rows(study, tuned, target, drafts, dtype, machine, ctx),
+        },
     )
 
 
@@ -153,6 +159,7 @@ def _write_rows(
         "engines_tried": tuned.tried,
         "machine_id": machine.machine_id,
         "num_prompts_decoded": decoded,
+        "generation_remark": target.info.get("generation_remark", ""),
         "num_processes": study.num_processes,
         "ended": study.stop_reason,
         **study.conditions,

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from components.bench import clock
 from components.bench.calibration import resolve_tuning
 from components.bench.end_to_end.arms import PLAIN, Arm
-from components.bench.end_to_end.compare import ROOM_FOR_GUESSES
 from components.bench.end_to_end.request_rows import Conditions, request_rows
 from components.bench.end_to_end.timed_runs import Study, StudyPlan, timed_runs
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
-from components.bench.prompts import fitting_prompts, spread, warm_up_prompts
+from components.bench.prompts import LEAST_SHARE, fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import Dtype
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.policy import StopChoice, read_policy
+from components.positions import ROOM_FOR_GUESSES
 from components.rows import StopRun, write_rows
 from components.stop_rule import StopRule
 from components.targets.load import open_target
@@ -51,7 +51,7 @@ def compare_stop(
     if not stops:
         raise UserError("policy: it has no rule for any of these drafters: run speedup.choose_stop before this step")
     room = max_new_tokens + ROOM_FOR_GUESSES
-    timed_prompts = spread(fitting_prompts(target, prompts, "test", room, ctx), num_prompts)
+    timed_prompts = spread(fitting_prompts(target, prompts, "test", room, ctx, least_share=LEAST_SHARE), num_prompts)
     if max(stop.batch_size for stop in stops) > len(timed_prompts):
         raise UserError(
             f"num_prompts: {max(stop.batch_size for stop in stops)} side by side need as many prompts, and there are "

@@ -59,6 +59,11 @@ def measure_server(
     """The step `bench.measure_server`; its settings are explained in components/bench/steps.py."""
     if num_compared and temperature > 0:
         raise UserError("num_compared: only greedy answers can be compared; set temperature to 0, or num_compared to 0")
+    if silent := target.info.get("suppressed_tokens"):
+        ctx.note(
+            f"servers may say the {len(silent)} tokens that the target suppresses: vLLM takes no logit_bias while it"
+            " drafts, so these requests have none"
+        )
     tokenizer = open_tokenizer(target)
     picked = spread_by_workload(fitting_prompts(target, prompts, "test", max_new_tokens, ctx), num_prompts)
     warm_up = warm_up_prompts(target, prompts, picked, num_warm_up, max_new_tokens, ctx)

@@ -64,7 +64,8 @@ def mix_chats(
     by: Unit,
     temperature: float,
     caps: dict[str, int],
-    limit: int | None,
+    limit_tokens: int | None,
+    limit_rows: int | None,
     too_small: TooSmall,
     max_turns: int,
     order: Order,
@@ -79,6 +80,7 @@ def mix_chats(
     ctx: Context,
 ) -> Prompts:
     """The step `data.mix_chats`; its settings are explained in components/data/steps.py."""
+    limit = limit_tokens if by == "tokens" else limit_rows
     plan = Plan(strata, weights, by, temperature, caps, limit, too_small, max_turns)
     quotas = {"test": num_test, "warm_up": num_warm_up, "validation": num_validation}
     rows = _read(chats, target, chars_per_token, ctx)

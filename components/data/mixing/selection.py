@@ -31,7 +31,7 @@ from components.contract import UserError
 from components.data.dedup.text_units import mix_bits
 from components.data.formats.prompts import hash_number
 from components.data.mixing.row_index import NO_QUESTION, Rows
-from components.data.settings import Order, Strata, TooSmall, Unit
+from components.data.settings import FEWEST_TO_LEARN_FROM, Order, Strata, TooSmall, Unit
 
 LEFT_OUT: Final = ("taken", "zero_weight", "over_cap", "beyond_the_shares", "over_the_limit")
 """Why a row is not in the mix: its number in `Sample.reasons`."""
@@ -308,7 +308,10 @@ class TrainingSplit:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of data.mix_chats that decide how much of each stratum is taken; see there."""
+    """The settings of data.mix_chats that decide how much of each stratum is taken; see there.
+
+    limit: `limit_tokens` or `limit_rows`, in the unit of `by`.
+    """
 
     strata: Strata
     weights: Mapping[str, float]
@@ -360,9 +363,16 @@ class Plan:
                 f"chats: nothing is left to train on ({reasons_text(reasons)}); give more rows or other settings"
             )
         size = int(unit[train].sum())
+        if sample.full and len(train) < FEWEST_TO_LEARN_FROM:
+            raise UserError(
+                f"limit_{self.by}: {self.limit:,} {self.by} are {len(train)} conversations to train on, and a drafter"
+                f" needs {FEWEST_TO_LEARN_FROM} at least; raise it, or leave it out"
+            )
         notes = [self._sentence(rows, number, candidates, shares, size) for number in sample.short]
         if self.too_small == "refuse" and (notes or not sample.full):
-            raise UserError(f"limit: {notes[0] if notes else f'there are only {size} {self.by} of {self.limit}'}")
+            raise UserError(
+                f"limit_{self.by}: {notes[0] if notes else f'there are only {size} {self.by} of {self.limit}'}"
+            )
         if self.limit and not sample.full and not notes and self.limit - size > unit[train].max():
             notes.append(f"there are {size:,} {self.by} of the {self.limit:,} asked for")
         return TrainingSplit(candidates, train, sample.repeats, shares, reasons, tuple(notes))
@@ -382,7 +392,7 @@ class Plan:
         longest = int(passes.argmax())
         if passes[longest] > self.max_turns:
             raise UserError(
-                f"limit: {self.strata} {rows.names[self.strata][longest]!r} would be gone through "
+                f"limit_{self.by}: {self.strata} {rows.names[self.strata][longest]!r} would be gone through "
                 f"{passes[longest]} times (max_turns {self.max_turns}); lower its weight or the limit, "
                 "or raise max_turns"
             )

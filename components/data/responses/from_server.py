@@ -69,6 +69,7 @@ def write_answers_by_server(
         temperature=temperature,
         seed=ctx.seed,
         patience=Patience(retries, backoff_s, timeout_s),
+        suppressed=frozenset(facts["suppressed_tokens"]),
     )
     journal_header: dict[str, str | int] = {
         "target": target.key,

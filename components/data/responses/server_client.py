@@ -47,7 +47,10 @@ _NEUTRAL_SAMPLING: Final[dict[str, dict[str, float]]] = {
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What every request has in common. ends: the token ids that end a text, first the one that ends a turn."""
+    """What every request has in common.
+
+    ends: the token ids that end a text, first the one that ends a turn. suppressed: those that the target never says.
+    """
 
     tokenizer: Any
     vocab_size: int
@@ -56,6 +59,7 @@ class RequestOptions:
     temperature: float
     seed: int
     patience: Patience
+    suppressed: frozenset[int] = frozenset()
 
 
 class ServerAnswer(NamedTuple):
@@ -95,12 +99,16 @@ class CompletionClient:
     def _request(self, job: Job, prompt: str) -> tuple[str, JsonObject]:
         """(address, JSON body) in this engine's format. Each row has a seed of its own, as in process.
 
-        Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json. SGLang
-        takes no seed per request outside of its deterministic mode, so its samples differ from run to run.
+        Every sampling parameter is sent: a server takes omitted ones from the model's generation_config.json, but not
+        the tokens that it suppresses; the request biases against these. SGLang takes no seed per request outside of its
+        deterministic mode, so its samples differ from run to run.
         """
         root, engine = self.server.root, self.info.engine
         temperature, limit = self.options.temperature if job.sampled else 0.0, self.options.max_new_tokens
-        neutral = _NEUTRAL_SAMPLING.get(engine, {"top_p": 1.0})
+        neutral: JsonObject = {**_NEUTRAL_SAMPLING.get(engine, {"top_p": 1.0})}
+        if silent := sorted(self.options.suppressed):
+            biases = [[token, False] for token in silent]
+            neutral["logit_bias"] = biases if engine == "llama.cpp" else dict.fromkeys(map(str, silent), -100)
         if engine == "sglang":
             sampling = {"temperature": temperature, "max_new_tokens": limit, **neutral}
             return f"{root}/generate", {"input_ids": list(job.ids), "sampling_params": sampling}
@@ -128,6 +136,11 @@ class CompletionClient:
                 raise RefusedPrompt("its text cannot be turned back into tokens of this target")
         if any(isinstance(token, bool) or not 0 <= token < self.options.vocab_size for token in ids):
             raise ValueError("a token id outside of the vocabulary")
+        if silenced := [token for token in ids if token in self.options.suppressed]:
+            raise RefusedPrompt(
+                f"it says token {silenced[0]}, which the target's generation_config.json suppresses: this server heeds"
+                " no logit_bias; take another, or data.write_answers"
+            )
         end_at = next((at for at, token in enumerate(ids) if token in self.options.ends), None)
         ids = ids if end_at is None else ids[: end_at + 1]
         finished = end_at is not None or reply.stopped

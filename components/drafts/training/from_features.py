@@ -19,6 +19,7 @@ from torch import Tensor
 from components.contract import Context, Draft, Features, Target, UserError
 from components.data.features.format import Example, FeatureRow, FeatureSource, open_features
 from components.data.features.streamed import with_states
+from components.data.settings import FEWEST_HELD_OUT, FEWEST_TO_LEARN_FROM
 from components.drafts.interface import AbstractDraft
 from components.drafts.network.vocabulary import (
     DraftVocabulary,
@@ -77,9 +78,8 @@ def train_from_features(
     torch.set_num_threads(ctx.num_threads)
     data = open_features(features)
     _check_fit(target.key, data)
-    rows = [row for row in data.rows("train") if row.num_answer_tokens >= 2]
-    if not rows:
-        raise UserError(f"{features.path}: no training row has two answer tokens; record features of longer answers")
+    rows = _check_enough(data, "train", FEWEST_TO_LEARN_FROM)
+    _check_enough(data, "validation", FEWEST_HELD_OUT)
     taps = data.manifest["tap_layers"]
     whole = data.needs_passes or is_read_whole(target)
     if whole:
@@ -110,7 +110,7 @@ def train_from_features(
         order = batch_order(rows, choice, ctx.seed)
         if not order.shuffled:
             _note_order(order, schedule, ctx)
-        held_out = _held_out(model, data, choice, features)
+        held_out = _held_out(model, data, choice)
         ctx.note(check_memory(draft, order, schedule, model.device))
         warm_start = start is not None or settings.starts_trained
         _note_idle(order, ranks, ctx)
@@ -188,6 +188,18 @@ def _check_fit(target_key: str, data: FeatureSource) -> None:
         raise UserError(f"these features are of target {recorded[:12]}, not {target_key[:12]}; wire both from one step")
 
 
+def _check_enough(data: FeatureSource, split: str, fewest: int) -> list[FeatureRow]:
+    """The answers of a split that a draft token can be compared in; raises UserError where there are too few."""
+    rows = [row for row in data.rows(split) if row.num_answer_tokens >= 2]
+    if len(rows) < fewest:
+        more = "limit_tokens or limit_rows of data.mix_chats, num_train of other steps that make prompts"
+        raise UserError(
+            f"features: {len(rows)} answers of split {split} have two tokens or more, and training needs {fewest}; make"
+            f" more of them ({more if split == 'train' else 'num_validation of the step that makes the prompts'})"
+        )
+    return rows
+
+
 def _check_packing(draft: AbstractDraft, settings: Settings) -> None:
     """Packing needs a drafter that respects document borders and a loss that does not depend on padding."""
     if not draft.packs:
@@ -209,13 +221,9 @@ def _check_parts(settings: Settings, name: str) -> None:
         raise UserError(f"train_draft: {name} with slot_weights: dpace is for normaliser: token alone")
 
 
-def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice, features: Features) -> list[Example]:
+def _held_out(model: AbstractTarget, data: FeatureSource, choice: DataChoice) -> list[Example]:
     """Load the answers that checkpoints are evaluated on."""
-    rows = [row for row in data.rows("validation") if row.num_answer_tokens >= 2]
-    if not rows:
-        raise UserError(
-            f"{features.path}: no validation row has two answer tokens; collect prompts with num_validation"
-        )
+    rows = _check_enough(data, "validation", FEWEST_HELD_OUT)
     return greedy_examples(model, data.load_all(_spread(rows, choice.eval_rows)))
 
 

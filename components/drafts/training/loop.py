@@ -304,7 +304,7 @@ def count_accepted(draft_tokens: Tensor, ids: Tensor, mask: Tensor) -> tuple[lis
 def _argmax_share(target: AbstractTarget, example: Example) -> float:
     """Share of the answer tokens that are the target's most likely token."""
     last = example.last.to(target.device, target.dtype)[None]
-    best = target.unembed(target.final_norm(last))[0].argmax(-1)
+    best = target.silence(target.unembed(target.final_norm(last)))[0].argmax(-1)
     answers = example.mask[1:].to(best.device)
     matches = (best[:-1] == example.ids[1:].to(best.device)) & answers
     return float(matches.sum() / answers.sum().clamp(min=1))

@@ -154,7 +154,7 @@ def teacher_distributions(target: AbstractTarget, last: Tensor, student_ids: Ten
 
 def _teacher_at(target: AbstractTarget, columns: Tensor, student_ids: Tensor | None) -> Teacher:
     """Compute the teacher at columns [C, H]."""
-    logits = target.unembed(target.final_norm(columns[None]))[0].float()
+    logits = target.silence(target.unembed(target.final_norm(columns[None])))[0].float()
     best = logits.argmax(-1)
     if student_ids is None:
         return Teacher(logits.softmax(-1), best, torch.ones_like(best, dtype=torch.float32))

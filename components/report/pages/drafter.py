@@ -157,6 +157,8 @@ def page_facts(
         "gate": content.gate,
         "gate_table": gate_table(content.gate) if content.gate else None,
         "flags": flag_table(content.flags) if content.flags else None,
+        "num_prompts_left_out": end_to_end.info.get("num_prompts_left_out", 0),
+        "generation_remark": end_to_end.info.get("generation_remark", ""),
         "rule": content.rule,
         "dtype": content.dtype,
         "kernel": content.kernel,

@@ -372,7 +372,7 @@ class FastTarget(AbstractTarget):
                 rows = out.last[:, -1]
             else:
                 rows = out.last[torch.arange(num_sequences), (num_valid - 1).clamp(min=0)]
-            out = out._replace(logits=self.unembed(self.final_norm(rows)).unsqueeze(1))
+            out = out._replace(logits=self.silence(self.unembed(self.final_norm(rows))).unsqueeze(1))
         return out if features else out._replace(last=None)
 
     def run_layers(
@@ -394,7 +394,7 @@ class FastTarget(AbstractTarget):
             x = self._run_layer(layer, index, x, geometry, cache, num_sequences, num_rows)
         shape = (num_sequences, num_rows, -1)
         return TargetPass(
-            self.unembed(self.final_norm(x)).view(shape) if logits else None,
+            self.silence(self.unembed(self.final_norm(x))).view(shape) if logits else None,
             torch.cat([tapped[index] for index in taps], dim=-1).view(shape) if taps else None,
             x.view(shape),
         )

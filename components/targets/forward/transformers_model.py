@@ -213,7 +213,7 @@ class TransformersTarget(AbstractTarget):
             self._catching = False
             caught, self._caught = self._caught, {}
         cache.append(valid, calls)
-        scores = None if logits == "none" else output.logits.float()
+        scores = None if logits == "none" else self.silence(output.logits.float())
         if logits == "last":
             assert scores is not None and isinstance(keep, Tensor)
             place = torch.searchsorted(keep, last_row.to(self.device))

@@ -223,7 +223,7 @@ def test_other_work_on_the_machine_is_flagged(context: Callable[[str], Context])
 def test_a_cache_longer_than_the_target_is_refused(
     target: Target, drafts: list[Draft], prompts: Prompts, machine: Machine, context: Callable[[str], Context]
 ) -> None:
-    with pytest.raises(UserError, match="192 positions"):
+    with pytest.raises(UserError, match="the target has 192: ask for at most 111"):
         measure(target, drafts, prompts, context("cost"), machine, kv_lengths=[180])
 
 

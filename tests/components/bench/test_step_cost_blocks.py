@@ -17,9 +17,9 @@ from components.bench.step_cost import (
     Setting,
     contexts,
     cost_cells,
-    longest_context,
     run_block,
 )
+from components.positions import longest_context
 
 DRAFTED = [Arm("mtp", "m", depth) for depth in range(1, 8)]
 TREE = Arm("mtp", "m", 4, tree_budget=12)

@@ -64,7 +64,9 @@ def test_wrong_settings_are_one_line_before_anything_runs() -> None:
     for given_, said in [
         ({"weights": {"a": 1.0}, "temperature": 2.0}, "'temperature'"),
         ({"weights": {"a": 0.0}}, "one at least must be above 0"),
-        ({"too_small": "repeat"}, "needs a limit"),
+        ({"too_small": "repeat"}, "needs a limit to reach; give 'limit_tokens'"),
+        ({"limit_rows": 9}, "shares are by tokens ('by'), so give 'limit_tokens'"),
+        ({"limit": 9}, "unknown setting 'limit' (did you mean 'limit_rows'?)"),
         ({"evaluation_percent": 0}, "nothing for 76 prompts"),
         ({"weights": {"a": -1.0}}, "greater than or equal to 0"),
         ({"order": "long_first"}, "must be one of"),

@@ -45,13 +45,17 @@ def test_facts_agree_with_transformers(tiny_targets: dict[str, Path], tmp_path: 
 def test_an_answer_ends_at_the_end_tokens_of_both_files(copied: Path, tmp_path: Path) -> None:
     """Chat models name the end of a turn in generation_config.json alone; engines heed it."""
     changed_config(eos_token_id=7)(copied)
-    generation = {"eos_token_id": [9, 7], "suppress_tokens": [3], "repetition_penalty": 1.0, "temperature": 0.6}
+    generation = {"eos_token_id": [9, 7], "repetition_penalty": 1.1, "num_beams": 1, "temperature": 0.6}
+    generation |= {"suppress_tokens": [3, 10**6], "bad_words_ids": [[4], [9], [5, 6]]}
     (copied / "generation_config.json").write_text(json.dumps(generation))
     events: list[dict[str, Any]] = []
     target = load_target(model=str(copied), ctx=replace(context(tmp_path / "out"), send=events.append))
     notes = [str(event["message"]) for event in events if event["event"] == "note"]
     assert list(target.info["shape"]["eos_token_ids"]) == [7, 9]
-    assert [note for note in notes if "suppress_tokens [3]" in note] and "repetition" not in "".join(notes)
+    assert target.info["suppressed_tokens"] == [3, 4]  # an end token is no bad word, and others are none of its own
+    remark = target.info["generation_remark"]
+    assert any(remark in note for note in notes) and "suppresses 2 tokens" in remark
+    assert "asks for repetition_penalty 1.1, bad_words_ids [[5, 6]], which is not done" in remark
     opened = open_target(copied, kernel="plain", dtype="float32")
     assert opened.shape.eos_token_ids == (7, 9)
 
@@ -73,6 +77,22 @@ def test_a_bfloat16_checkpoint_that_a_cpu_computes_in_float32_says_so_in_one_lin
 def test_an_end_token_that_is_none_is_refused(ends: object, copied: Path, tmp_path: Path) -> None:
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     with pytest.raises(UserError, match=r"generation_config.json says eos_token_id"):
+        load_target(model=str(copied), ctx=context(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("generation", "said"),
+    [
+        ({"suppress_tokens": ["3"]}, "no lists of token ids"),
+        ({"bad_words_ids": [3]}, "no lists of token ids"),
+        ({"suppress_tokens": list(range(10**4))}, "suppresses every token"),
+    ],
+)
+def test_what_cannot_be_suppressed_is_refused(
+    generation: dict[str, object], said: str, copied: Path, tmp_path: Path
+) -> None:
+    (copied / "generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(UserError, match=rf"generation_config.json.*{said}"):
         load_target(model=str(copied), ctx=context(tmp_path / "out"))
 
 

@@ -74,8 +74,9 @@ def test_every_family_at_its_usual_size_has_a_small_stand_in(family: str) -> Non
 def test_it_is_opened_and_decodes_as_any_target_and_keeps_the_tokenizer(tmp_path: Path) -> None:
     config = {**family_config("qwen3").to_dict(), "hidden_size": 4096, "num_attention_heads": 32}
     folder = write_config(tmp_path / "model", config, tokenizer=True)
+    (folder / "generation_config.json").write_text('{"suppress_tokens": [3]}')
     target = make_stand_in(model=str(folder), ctx=context(tmp_path / "made"))
-    assert target.info["shape"]["hidden_size"] < 4096
+    assert target.info["shape"]["hidden_size"] < 4096 and target.info["suppressed_tokens"] == [3]
     assert (target.path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     opened = open_target(target, kernel="plain", dtype="float32")
     out = opened.forward(torch.tensor([[3, 4, 5]]), opened.new_cache(1, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -13,8 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from pipeline_builder import only
+from pipeline_builder import only, step
+from tiny_targets import make_tiny_target
 from toy_garden import ENGINE_ALONE, GARDEN, gone
+from usual_pipeline import usual
 
 from components.contract import UserError
 from components.source_code import code_state
@@ -258,3 +261,20 @@ def test_a_temporary_folder_with_a_long_path_is_no_obstacle(
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert len(store.keys()) == 8
+
+
+def test_a_target_that_a_step_makes_is_held_against_what_is_measured(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, tmp_path: Path
+) -> None:
+    """Its positions are not known when the pipeline is checked, and training would come before what needs them."""
+    model = make_tiny_target("llama", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 128}))
+    made = step("targets.make_stand_in", model=str(model))
+    plan = plan_of(usual("made", to="cost").with_other_step("target", made))
+    with pytest.raises(
+        UserError, match=r"^step 'cost': setting 'kv_lengths': .* need 257 positions, and the target has 128"
+    ):
+        engine_of(plan).run()
+    assert store.verify_local(plan.step("target").key).artifact is not None
+    assert store.verify_local(plan.step("prompts").key).fault == "absent"

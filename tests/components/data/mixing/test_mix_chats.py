@@ -37,8 +37,8 @@ def test_a_larger_limit_holds_the_smaller_mix(tmp_path: Path) -> None:
     chats = stored(tmp_path, [row(name, n, 1 + n % 30) for name in "abc" for n in range(80)])
     before: set[str] = set()
     judged = set()
-    for limit in (50, 100, 400, 1000, None):
-        mix = mixed(tmp_path, chats, weights={"a": 5.0, "b": 3.0, "c": 2.0}, limit=limit)
+    for limit in (300, 400, 1000, 2000, None):
+        mix = mixed(tmp_path, chats, weights={"a": 5.0, "b": 3.0, "c": 2.0}, limit_tokens=limit)
         now = {prompt.prompt_id for prompt in trained(mix)}
         assert before < now and (limit is None or mix.info["num_train_tokens"] <= limit)
         before = now
@@ -54,7 +54,7 @@ def test_neither_order_nor_number_of_parts_and_inputs_matters(
     root = tmp_path_factory.mktemp("mix")
     shuffled = list(rows)
     chance.shuffle(shuffled)
-    for settings_ in ({"limit": 100}, {"temperature": 3.0, "order": "easy_first", "strata": "language"}):
+    for settings_ in ({"limit_tokens": 1000}, {"temperature": 3.0, "order": "easy_first", "strata": "language"}):
         one = mixed(root, stored(root, rows), **settings_)
         other = mixed(root, stored(root, shuffled, inputs, per_part), **settings_)
         assert text_of(one) == text_of(other)
@@ -78,7 +78,8 @@ def test_wrong_names_and_empty_sides_are_one_line(tmp_path: Path) -> None:
         ({"weights": {"a": 1.0, "c": 1.0}}, "weights: there is no row of source 'c'; there are 'a', 'b'"),
         ({"weights": {"a": 1.0}}, "weights: no weight for source 'b'; give one"),
         ({"caps": {"x": 3}}, "caps: there is no row of source 'x'"),
-        ({"limit": 1}, "nothing is left to train on"),
+        ({"limit_tokens": 1}, "nothing is left to train on"),
+        ({"limit_tokens": 48}, "limit_tokens: 48 tokens are . conversations to train on, and a drafter needs 8"),
         ({"evaluation_percent": 0}, "num_test: no row is left for split test"),
     ]:
         with pytest.raises(UserError, match=said):

@@ -92,7 +92,7 @@ def test_no_question_is_on_both_sides_and_every_row_is_counted(
     rows += rows[:7]
     root = tmp_path_factory.mktemp("mix")
     for ask_once in (True, False):
-        found = mixed(root, stored(root, rows), seed=seed, ask_once=ask_once, limit=60, by="rows")
+        found = mixed(root, stored(root, rows), seed=seed, ask_once=ask_once, limit_rows=60, by="rows")
         judged = {question_of(p) for split in SPLITS if split != "train" for p in read_prompts(found, split)}
         for prompt in trained(found):
             for message in prompt.conversation or ():
@@ -107,7 +107,7 @@ def test_no_question_is_on_both_sides_and_every_row_is_counted(
 
 def test_another_seed_chooses_others_and_the_sides_stay(tmp_path: Path) -> None:
     chats = stored(tmp_path, [row("a", number) for number in range(200)])
-    one, other = (mixed(tmp_path, chats, seed=seed, limit=50, by="rows") for seed in (0, 1))
+    one, other = (mixed(tmp_path, chats, seed=seed, limit_rows=50, by="rows") for seed in (0, 1))
     assert {p.prompt_id for p in trained(one)} != {p.prompt_id for p in trained(other)}
     judged = {question_of(p) for split in SPLITS if split != "train" for p in read_prompts(one, split)}
     assert not judged & {question_of(p) for p in trained(other)}
@@ -135,22 +135,22 @@ def test_what_is_too_small_for_its_share_is_told_and_never_repeated_unasked(tmp_
     chats, even = two(tmp_path), {"a": 1.0, "b": 1.0}
     both = {"weights": even, "by": "rows"}
     there = counts_of(mixed(tmp_path, chats, by="rows"))
-    shrunk = mixed(tmp_path, chats, **both, limit=100)
+    shrunk = mixed(tmp_path, chats, **both, limit_rows=100)
     assert counts_of(shrunk) == {"a": there["b"], "b": there["b"]}
     assert "'b' has" in shrunk.info["said"][0] and "of 100 rows so that the shares hold" in shrunk.info["said"][0]
-    filled = mixed(tmp_path, chats, **both, limit=100, too_small="fill")
+    filled = mixed(tmp_path, chats, **both, limit_rows=100, too_small="fill")
     assert counts_of(filled) == {"a": 100 - there["b"], "b": there["b"]}
     assert "the others go on" in filled.info["said"][0]
-    repeated = mixed(tmp_path, chats, **both, limit=100, too_small="repeat")
+    repeated = mixed(tmp_path, chats, **both, limit_rows=100, too_small="repeat")
     assert counts_of(repeated) == {"a": 50, "b": 50}
     assert "gone through again" in repeated.info["said"][0]
     ids = [prompt.prompt_id for prompt in trained(repeated)]
     assert len(set(ids)) == len(ids) == 100 and sum(one.endswith("-2") for one in ids) == 50 - there["b"]
     with pytest.raises(UserError, match=r"'b' has .* too few for its share of 50.0%"):
-        mixed(tmp_path, chats, **both, limit=100, too_small="refuse")
+        mixed(tmp_path, chats, **both, limit_rows=100, too_small="refuse")
     with pytest.raises(UserError, match=r"gone through 2 times .max_turns 1"):
-        mixed(tmp_path, chats, **both, limit=100, too_small="repeat", max_turns=1)
-    assert not mixed(tmp_path, chats, **both, limit=40).info["said"]
+        mixed(tmp_path, chats, **both, limit_rows=100, too_small="repeat", max_turns=1)
+    assert not mixed(tmp_path, chats, **both, limit_rows=40).info["said"]
 
 
 def test_orders_are_what_they_say(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_fine_tuned_module_is_put_back_and_nothing_else_changes(
     layout: str, tmp_path: Path, checkpoint: Checkpoint, opened: Callable[[str], AbstractTarget]
 ) -> None:
     folder, target = checkpoint(layout), opened(layout)
-    features = write_features(target, tmp_path / "features", num_train=6, num_validation=2)
+    features = write_features(target, tmp_path / "features", num_train=8, num_validation=2)
     made = train_draft(
         Target(key="", path=folder),
         features,

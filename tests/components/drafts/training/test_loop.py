@@ -166,7 +166,7 @@ def test_other_architectures_train_and_open(
     method: str, family: str, tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget
 ) -> None:
     target = tiny_target(family)
-    data = write_features(target, tmp_path / "features", num_train=4, num_validation=2)
+    data = write_features(target, tmp_path / "features", num_train=8, num_validation=2)
     ctx = new_context(tmp_path / "run")
     made = train_draft(
         Target(key="", path=tiny_folder(family)),
@@ -280,3 +280,16 @@ def test_muon_moves_matrices_only_and_every_parameter_moves() -> None:
         "lm_head.weight": {"exp_avg", "exp_avg_sq"},
     }
     assert all(not torch.equal(parameter, before[name]) for name, parameter in toy.named_parameters())
+
+
+@pytest.mark.parametrize(("num_train", "num_validation"), [(7, 2), (8, 1)])
+def test_too_little_to_learn_from_is_refused_before_training(
+    num_train: int, num_validation: int, tmp_path: Path, tiny_folder: Folder, tiny_target: MakeTarget
+) -> None:
+    data = write_features(tiny_target("llama"), tmp_path / "features", num_train, num_validation)
+    ctx = new_context(tmp_path / "run")
+    needed = r"7 answers of split train .* needs 8; .*limit_tokens or limit_rows of data.mix_chats"
+    needed = needed if num_train < 8 else r"1 answers of split validation .* needs 2; .*num_validation"
+    with pytest.raises(UserError, match=needed):
+        train_draft(Target(key="", path=tiny_folder("llama")), data, method="eagle3", **SETTINGS, ctx=ctx)  # type: ignore[arg-type]
+    assert not list(ctx.scratch.iterdir())

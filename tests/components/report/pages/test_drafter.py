@@ -15,6 +15,7 @@ from report_study import make_ctx
 
 from components.contract import DepthPolicy, Measurements, Page, UserError
 from components.policy import read_policy
+from components.report import write_page
 from components.report.tables import arm_table
 from components.rows import AcceptanceMap, CostCell, DepthChoice, DepthEval, QualityFlag, read_rows, write_rows
 from components.speedup import choose_stop, measure_tuning
@@ -218,3 +219,14 @@ def test_a_method_whose_maps_know_no_training_metric_has_a_page(
 def test_a_missing_policy_is_one_line(page: Callable[..., Page], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no policy\.json"):
         page(policy=DepthPolicy(key="x", path=tmp_path))
+
+
+def test_what_was_left_out_and_what_the_targets_files_ask_stand_on_the_page(
+    study: dict[str, Any], tmp_path: Path
+) -> None:
+    remark = "generation_config.json asks for repetition_penalty 1.1, which is not done here"
+    info = {**study["end_to_end"].info, "num_prompts_left_out": 19, "generation_remark": remark}
+    parts = [study[name] for name in ("policy", "acceptance", "cost")]
+    written = write_page(*parts, replace(study["end_to_end"], info=info), ctx=make_ctx(tmp_path / "page", "g" * 64))
+    _, text = read(written)
+    assert "Left out: 19 test prompts of the timed comparison" in text and f"{remark}." in text
