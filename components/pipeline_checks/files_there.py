@@ -1,35 +1,22 @@
-"""Whether files that settings name are there yet; their content is not read.
+"""Whether files and folders that settings name are there yet; nothing is read.
 
 What is not there may still come, as another program writes it: `check` tells it and refuses nothing, a plan that needs
-it does.
+it does, and says what else is wrong with them.
 """
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from components.contract import UserError
 from components.data.settings import ChatSource, workload_source
 from components.data.sources.addresses import PREFIX, is_url
-from components.data.sources.listing import find_files, list_files, local_files
 from components.data.sources.python_stdlib import STDLIB
 from components.pipeline_checks.step_view import StepView
-from components.targets.source import local_folder
+from components.targets.source import BUILTIN
 from components.text import shorten
-
-
-def files_not_there(steps: Sequence[StepView]) -> Iterator[str]:
-    """A line for every source of data and every target that names files on this disk and has none."""
-    for step in steps:
-        setting = _OF_SOURCES.get(step.address, "")
-        value = step.settings.get(setting, [])
-        for source in value if isinstance(value, list) else [value]:
-            try:
-                _find_source(step.address, source)
-            except UserError as error:
-                yield f"{step.line}: step '{step.base}': {shorten(error)}"
-
 
 _OF_SOURCES: Final = {
     "targets.load_target": "model",
@@ -40,19 +27,35 @@ _OF_SOURCES: Final = {
 """Step -> the setting that names files."""
 
 
-def _find_source(address: str, source: object) -> None:
-    """Find the files of one source, without reading them; raises UserError where a source here has none."""
-    if address == "data.collect_chats":
-        chats = ChatSource.model_validate(source)
-        if chats.hub is None and chats.path and not is_url(chats.path):
-            list_files(chats)
-    elif address == "data.collect_workloads":
-        workloads = workload_source(source)  # type: ignore[arg-type]  # its settings were checked
-        if workloads.path and not workloads.path.startswith(PREFIX):
-            local_files(workloads)
-    elif address == "data.collect_prompts" and source != STDLIB and not str(source).startswith(PREFIX):
-        find_files(str(source))
-    elif address == "targets.load_target" and local_folder(str(source)) is None:
+def files_not_there(steps: Sequence[StepView]) -> Iterator[str]:
+    """A line for every source of data and every target that names a place on this disk where nothing is."""
+    for step in steps:
+        setting = _OF_SOURCES.get(step.address, "")
+        value = step.settings.get(setting, [])
+        for source in value if isinstance(value, list) else [value]:
+            place = _place(step.address, source)
+            if place and not _is_there(place):
+                yield f"{step.line}: step '{step.base}': {setting}: {shorten(place)}: there is no such file or folder"
+
+
+def _place(address: str, source: Any) -> str:
+    """The path of a source on this disk; "" for one that is elsewhere or has none."""
+    if address == "targets.load_target":
         name = str(source)
-        if name.startswith((".", "/", "~")) or name.count("/") != 1:  # else a hub id
-            raise UserError(f"model: {name}: no such folder here yet")
+        is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+        return "" if name == BUILTIN or is_hub_id else name
+    if address == "data.collect_chats":
+        path = ChatSource.model_validate(source).path
+    elif address == "data.collect_workloads":
+        path = workload_source(source).path
+    else:
+        path = "" if source == STDLIB else str(source)
+    return "" if path.startswith(PREFIX) or is_url(path) else path
+
+
+def _is_there(place: str) -> bool:
+    try:
+        path = Path(place).expanduser()
+        return path.exists() or next(glob.iglob(str(path), recursive=True), None) is not None
+    except (OSError, ValueError, RuntimeError):  # no path at all: a plan says what is wrong with it
+        return False

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from components.contract import UserError
+from components.pipeline_checks.files_there import files_not_there
 from flows.commands.terminal import (
     DEFAULT_FILE,
     Device,
@@ -35,8 +36,6 @@ def check(file: File = DEFAULT_FILE) -> None:
     wired = check_file(file, Store(), Invocation.packages)
     counts = ", ".join(f"{name} ({len(wiring.steps)} steps)" for name, wiring in wired.items())
     echo(f"{file.name} is right: {counts}")
-    from components.pipeline_checks.files_there import files_not_there  # what reads data is slow to import
-
     for line in dict.fromkeys(line for wiring in wired.values() for line in files_not_there(wiring.steps)):
         echo(f"not there yet: {file.name}:{line}")
 

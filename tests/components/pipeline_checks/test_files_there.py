@@ -30,7 +30,10 @@ def test_check_tells_missing_files_until_they_come(
     assert first == "pipelines.yaml is right: p (6 steps)"
     assert [line.split("step ")[1].split(":")[0] for line in lines] == ["'target'", "'chats'", "'prompts'", "'tasks'"]
     number = next(i for i, line in enumerate(named.text.splitlines(), 1) if "prompts.jsonl" in line)
-    assert f"not there yet: pipelines.yaml:{number}: step 'prompts': source: prompts.jsonl: no such file" in lines[2]
+    assert (
+        f"not there yet: pipelines.yaml:{number}: step 'prompts': source: prompts.jsonl: there is no such file"
+        in lines[2]
+    )
     (tmp_path / "my-model").mkdir()
     (tmp_path / "chats").mkdir()
     for name in ("chats/one.jsonl", "prompts.jsonl", "t.csv"):

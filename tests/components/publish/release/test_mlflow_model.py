@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from components.contract import Target
-from components.data.formats.prompts import encode_text
+from components.contract import Target, UserError
 from components.decoding.chain import decode
 from components.targets.interface import AbstractTarget
-from components.targets.load import open_tokenizer
 from storage.registry.log_version import copy_of_components
 from storage.registry.versions import MODEL_CODE, ROOT
 
@@ -94,9 +93,17 @@ def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, ta
     plain = load(place, max_new_tokens=5, depth=0, target=elsewhere).predict(PROMPTS)
     assert [a["text"] for a in plain] == [a["text"] for a in drafted]
     assert [a["num_rounds"] for a in plain] == [4, 4]
-    (chat,) = load(place, max_new_tokens=5, prompt_format="chat").predict(PROMPTS[:1])
-    turn = encode_text(open_tokenizer(target), PROMPTS[0], as_chat=True)
-    assert chat["num_tokens"] == 5
-    assert chat["text"] == open_tokenizer(target).decode(
-        decode(opened, None, turn, max_new_tokens=5).tokens, skip_special_tokens=True
-    )
+
+
+def test_a_prompt_is_a_turn_of_the_targets_chat_where_that_is_asked(
+    place: Path, target: Target, tmp_path: Path
+) -> None:
+    """The tokenizer of words has no word for a chat, which only rendering one finds out."""
+    folder = tmp_path / "templated"
+    shutil.copytree(json.loads((target.path / "target.json").read_text())["folder"], folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}w40 {{ m.content }} w41{% endfor %}")
+    served = load(place, max_new_tokens=5, target=str(folder), prompt_format="text")
+    assert served.predict(PROMPTS) == load(place, max_new_tokens=5).predict(PROMPTS)
+    chatting = load(place, max_new_tokens=5, target=str(folder), prompt_format="chat")
+    with pytest.raises(UserError, match="what the chat template writes"):
+        chatting.predict(PROMPTS)
