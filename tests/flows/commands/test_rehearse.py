@@ -100,9 +100,6 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         short=step("targets.load_target", model=model("short", max_position_embeddings=48)),
         short_answers=step("data.write_answers", "prompts", {"target": "short"}, max_new_tokens=2048),
         draft=step("drafts.train_draft", learned, method="eagle3"),
-        far_context=step(
-            "bench.measure_step_cost", "prompts", {"target": "target", "drafts": "draft"}, kv_lengths=[10**6]
-        ),
         narrower=step("targets.load_target", model=model("narrower", hidden_size=1024)),
         of_others=step("drafts.train_draft", {"target": "narrower", "features": "features"}, method="eagle3"),
         for_others=step("bench.measure_acceptance", "draft", "prompts", {"target": "narrower"}),
@@ -127,7 +124,6 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         "unknown": "nobody",
         "heads": "do not go together",
         "short_answers": "no prompt has at most",
-        "far_context": "do not fit the target's 256 positions",
         "of_others": "wire both from one step",
         "for_others": "trained for a target of hidden_size",
         "torn": "not readable as Parquet",
