@@ -44,5 +44,5 @@ def held_back(ask_to_stop: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         restore()
-        for number in arrived:
-            signal.raise_signal(number)
+        for held in arrived:
+            signal.raise_signal(held)
