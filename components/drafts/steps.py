@@ -13,7 +13,7 @@ from components.contract import Context, Draft, Features, Target
 from components.drafts.settings import quantise_draft_settings as quantise_draft_settings
 from components.drafts.settings import train_draft_settings as train_draft_settings
 from components.methods import MethodName
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.targets.source import load_target_fingerprint, local_folder
 from components.weight_format import Weights
 
