@@ -55,7 +55,7 @@ class Trainer:
         self.target: Target = load_target(ctx=Context(key="", out=root / "target", scratch=root))
         self.features = with_validation(write_store(root / "features", open_target(self.target, kernel="plain"), 600))
         self.settings: dict[str, Any] = {"method": method, "num_steps": steps, "batch_tokens": batch_tokens}
-        self.settings |= {"precision": "float32", "eval_every": steps, "checkpoint_every": max(1, steps // 8)}
+        self.settings |= {"precision": "float32", "eval_every": steps, "checkpoint_minutes": 0.05}
         self.runs, self.device = 0, device
 
     def run(self, processes: int, listen: Listener) -> Path:

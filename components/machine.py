@@ -6,6 +6,7 @@ tool.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -67,6 +68,21 @@ def num_usable_cores() -> int:
         if quota.isdigit() and period.isdigit():
             cores = min(cores, max(1, round(int(quota) / int(period))))
     return cores
+
+
+def free_ram() -> int:
+    """Bytes of memory that a program can still get here; at most what a container may have at all."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else ""
+    free = int(psutil.virtual_memory().available)
+    return min(free, int(text)) if text.isdigit() else free
+
+
+def give_memory_back() -> None:
+    """Return freed blocks to the system: glibc keeps those of reading large weights, a tenth of all that was read."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _processor() -> tuple[str, list[str]]:

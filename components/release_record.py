@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
@@ -16,10 +16,21 @@ from components.outside_json import JsonObject, read_object
 RELEASE, SERVE = "release.json", "draftsmith/serve.json"
 
 
+class MeasuredOn(TypedDict):
+    """What a drafter was compared on end to end. kernel, draft_kernel: as open_target and open_draft take them."""
+
+    machine_id: str
+    dtype: Literal["float32", "bfloat16"]
+    num_threads: int
+    kernel: str
+    draft_kernel: str
+
+
 class ServeRecord(TypedDict):
     """serve.json. depth_k: draft tokens a round, 0: none. depth_by_workload: the same for each measured workload.
 
     prompt_format: what it was measured on, "chat" or "text"; older ones do not say.
+    measured_on: absent where an engine of somebody else measured.
     """
 
     method: str
@@ -29,6 +40,7 @@ class ServeRecord(TypedDict):
     depth_by_workload: dict[str, int]
     verdict: str
     prompt_format: NotRequired[str]
+    measured_on: NotRequired[MeasuredOn]
 
 
 class WeightCounts(TypedDict):

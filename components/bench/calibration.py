@@ -3,9 +3,11 @@
 That is the baseline which speculation must beat. More threads are not always faster for a small model, and the best
 linear kernels depend on the thread count. So each thread count opens its own target (whose kernels are picked at that
 count), all decode the same text in turn, and the one with the fastest plain step is used for every arm of the
-measurement. For a target too large to be held several times, thread counts are compared on one target with plain
-kernels. Kernels are then picked layer by layer; if the plain ones together still win, they become a second baseline,
-the *rival*. Drafters get their kernels last, on those threads.
+measurement. Kernels are then picked layer by layer; if the plain ones together still win, they become a second
+baseline, the *rival*. Drafters get their kernels last, on those threads.
+
+Of a target above HELD_ONCE bytes there is one at a time: thread counts are compared on plain kernels, the picked ones
+are timed, then the plain ones once more, and where these clearly win they are the choice and there is no rival.
 
 The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
 moment other threads, so that predictions would be of another engine than the one that decodes. Measuring steps take the
@@ -14,6 +16,7 @@ step's choice as their input `tuning`; without it they choose for themselves, in
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +31,8 @@ from components.bench.settings import Dtype
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
+from components.machine import free_ram
+from components.targets.forward.linear import HELD_ONCE
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 
@@ -36,8 +41,9 @@ TOKENS = 12
 SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
 WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
+PEAK_OF_ONE, PEAK_OF_TWO = 1.6, 6  # times its weights: a target held once; two of three layouts each
+TIMED_BYTES = 400_000_000  # of weights in all layouts whose kernels are timed
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
-MAX_PARAMS_OPENED_TWICE = 200_000_000  # parameters; above it, a target is not opened once for every thread count
 
 
 def autotune(
@@ -52,6 +58,8 @@ def autotune(
 ) -> Measurements:
     """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
     context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
+    if ctx.device == "cpu":
+        ctx.note(memory_needed(target, dtype))
     with quiet_interpreter():
         tuned = choose_engine(
             target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
@@ -200,22 +208,46 @@ def choose_engine(
     candidate = _open(target, count, dtype, device, "thorough" if seconds > 0.0 and device == "cpu" else "auto")
     with threads(count):
         kernels = {draft.key: open_drafter(draft, candidate.target, "thorough").kernel for draft in drafts}
-    rival = False
-    if candidate.target.kernel not in ("plain", "transformers") and device == "cpu":
-        plain = _open(target, count, dtype, device, "plain")
-        tuned_ns, plain_ns = (min(steps) for steps in _time_rounds([candidate, plain], context))
-        rival = plain_ns < tuned_ns * (1 - WORTH_COMPARING)
-        tried += [_trial_facts(candidate, tuned_ns), _trial_facts(plain, plain_ns)]
+    kernel, rival = candidate.target.kernel, False
+    if kernel not in ("plain", "transformers") and device == "cpu":
+        if _is_held_once(target, dtype):
+            tuned = _time_rounds([candidate], context)[0]
+            tried.append(_trial_facts(candidate, min(tuned)))
+            del candidate  # before the next one is opened
+            plain = _open(target, count, dtype, device, "plain")
+            on_plain = _time_rounds([plain], context)[0]
+            kernel = "plain" if clearly_faster(on_plain, tuned) else kernel
+        else:
+            plain = _open(target, count, dtype, device, "plain")
+            tuned, on_plain = _time_rounds([candidate, plain], context)
+            tried.append(_trial_facts(candidate, min(tuned)))
+            rival = min(on_plain) < min(tuned) * (1 - WORTH_COMPARING)
+        tried.append(_trial_facts(plain, min(on_plain)))
     elif not tried:
         tried = [_trial_facts(candidate, min(_time_rounds([candidate], context)[0]))]
-    return Tuning(count, candidate.target.kernel, rival, kernels, tried)
+    return Tuning(count, kernel, rival, kernels, tried)
+
+
+def memory_needed(target: Target, dtype: Dtype) -> str:
+    """What a choice of threads and kernels will hold in memory on a CPU, in words."""
+    weights = int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize
+    most = PEAK_OF_ONE * weights if _is_held_once(target, dtype) else PEAK_OF_TWO * weights + TIMED_BYTES
+    return (
+        f"the target has {weights / 1e9:.2f} GB of weights in {dtype}; choosing threads and kernels takes up to"
+        f" {most / 1e9:.2f} GB of memory, and {free_ram() / 1e9:.1f} GB are free"
+    )
+
+
+def _is_held_once(target: Target, dtype: Dtype) -> bool:
+    """Whether a target is too large to be held in memory several times."""
+    return int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize > HELD_ONCE
 
 
 def _best_count(
     target: Target, context: Sequence[int], counts: list[int], dtype: Dtype, device: str, seconds: float
 ) -> tuple[int, list[Trial]]:
     """The thread count with the quickest plain step (at a tie the smaller one), and facts of all trials."""
-    if target_facts(target)["num_params"] > MAX_PARAMS_OPENED_TWICE:
+    if _is_held_once(target, dtype):
         once = _open(target, counts[-1], dtype, device, "plain")
         candidates = [once._replace(num_threads=count) for count in counts]
     else:
@@ -241,6 +273,7 @@ class _Candidate(NamedTuple):
 
 
 def _open(target: Target, num_threads: int, dtype: Dtype, device: str, kernel: str) -> _Candidate:
+    gc.collect()  # a model of transformers that nobody holds is a circle, and would stay beside this one
     with threads(num_threads):
         model = open_target(target, device=device, dtype=dtype, kernel=kernel)
     return _Candidate(model, num_threads, Session(model))

@@ -13,7 +13,7 @@ from components.contract import Context, Draft, Features, Target
 from components.drafts.settings import quantise_draft_settings as quantise_draft_settings
 from components.drafts.settings import train_draft_settings as train_draft_settings
 from components.methods import MethodName
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.targets.source import load_target_fingerprint, local_folder
 from components.weight_format import Weights
 
@@ -155,7 +155,7 @@ def train_draft(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     eval_every: Annotated[int, Field(ge=1)] = 50,
     eval_rows: Annotated[int, Field(ge=1)] = 32,
-    checkpoint_every: Annotated[int, Field(ge=1)] = 50,
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 2.0,
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0,
     recompute: bool = False,
     deterministic: bool = True,
@@ -199,7 +199,8 @@ def train_draft(
         precision: arithmetic of the training graph; auto is bfloat16 where the machine multiplies it natively.
         eval_every: optimiser steps between looks at the held-out acceptance length.
         eval_rows: held-out answers in such a look, at most.
-        checkpoint_every: optimiser steps between checkpoints; a killed run goes on from the last one.
+        checkpoint_minutes: minutes between checkpoints, from the last of which a killed run goes on. An interrupted or
+            cancelled one writes another before it ends, after the optimiser step at hand, if that comes in 20 seconds.
         micro_batch_tokens: tokens of a batch that are in memory at once, padding included; the gradients of a batch are
             summed over its parts, and are those of the whole.  0: the batch at once.
         recompute: keep no activations inside the drafter's blocks and compute them again for the gradients: much less
@@ -232,7 +233,7 @@ def train_draft(
         precision=precision,
         eval_every=eval_every,
         eval_rows=eval_rows,
-        checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes,
         micro_batch_tokens=micro_batch_tokens,
         recompute=recompute,
         deterministic=deterministic,

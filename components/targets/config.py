@@ -23,8 +23,8 @@ from transformers.models.auto.modeling_auto import (
 
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject, read_object
-from components.targets.file_digests import sha256_of
 from components.targets.quantised import check_dtype, check_loader, numbers_per_stored, own_dtype, quantisation_of
+from components.targets.remembered import sha256_of
 from components.targets.shape import TargetShape, as_ids, kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
 from components.tensor_files import headers_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.utils import logging
 
 from components.contract import Target, UserError
+from components.machine import free_ram
 from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype, suppressed_tokens
 from components.targets.forward.architecture import check_shapes, is_supported
 from components.targets.forward.llama import FastTarget
@@ -70,10 +72,12 @@ def open_target(
     check_scales(files.dtypes, quantisation, location)
     if kernel != "transformers" and _has_own_pass(config, shape, files):
         check_shapes(config, shape, files.shapes, location)
+        if layers and device == "cpu":
+            _check_room(files, torch_dtype, location)
         fast = FastTarget(
             config,
             shape,
-            _Reader(files.by_name, torch_dtype, location),
+            _Reader(files.by_name, torch_dtype, location, is_mapped=not layers or device != "cpu"),
             device=torch.device(device),
             dtype=torch_dtype,
             kernel=kernel,
@@ -110,6 +114,17 @@ def is_read_whole(target: Target | Path) -> bool:
 def _has_own_pass(config: Any, shape: TargetShape, files: _TensorFiles) -> bool:
     """Whether our own forward pass covers it."""
     return not quantisation_of(config) and is_supported(config, shape, set(files.by_name))
+
+
+def _check_room(files: _TensorFiles, dtype: torch.dtype, location: str) -> None:
+    """Raises UserError where the weights alone need more memory than is free."""
+    needed, free = sum(map(math.prod, files.shapes.values())) * dtype.itemsize, free_ram()
+    if needed > free:
+        smaller = "open it with dtype: bfloat16, or " if dtype == torch.float32 else ""
+        raise UserError(
+            f"{location}: its weights take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, and"
+            f" {free / 1e9:.1f} GB of memory are free: {smaller}take a machine with more, or end what holds it"
+        )
 
 
 def _check_rotations(fast: FastTarget, location: str) -> None:
@@ -239,25 +254,35 @@ def _tensor_files(folder: Path, location: str) -> _TensorFiles:
     return _TensorFiles(by_name, shapes, dtypes, max(set(every), key=every.count))
 
 
-class _Reader:
-    """Reads one tensor by name, in `dtype`; KeyError where there is none. Keeps the file it read from last open."""
+MAPPED: Final = 64 << 20
+"""Bytes that are read before a file is opened anew: what was read of it stays in memory for as long as it is open."""
 
-    def __init__(self, by_name: dict[str, Path], dtype: torch.dtype, location: str) -> None:
-        self._by_name, self._dtype, self._location = by_name, dtype, location
+
+class _Reader:
+    """Reads one tensor by name, in `dtype`; KeyError where there is none. Keeps the file it read from last open.
+
+    is_mapped: tensors stored in `dtype` stay in their file, of which as much is in memory as is used. Else they are
+    copied: what is made of them would be in memory beside them, since a part of a mapped file holds the whole.
+    """
+
+    def __init__(self, by_name: dict[str, Path], dtype: torch.dtype, location: str, *, is_mapped: bool) -> None:
+        self._by_name, self._dtype, self._location, self._is_mapped = by_name, dtype, location, is_mapped
         self._open: tuple[Path, Any] | None = None
+        self._read = 0
 
     def __call__(self, name: str) -> Tensor:
         file = self._by_name[name]
         at = f"{self._location}/{file.name}"
         try:
-            if self._open is None or self._open[0] != file:
-                self._open = (file, safe_open(file, framework="pt"))
+            if self._open is None or self._open[0] != file or self._read > MAPPED:
+                self._open, self._read = (file, safe_open(file, framework="pt")), 0
             stored: Tensor = self._open[1].get_tensor(name)
         except SafetensorError as error:
             raise UserError(f"{at}: {name} cannot be read ({message_of(error)}); download it again") from error
         if not stored.is_floating_point():
             raise UserError(f"{at}: {name} is of {str(stored.dtype).removeprefix('torch.')}, which no weight is")
-        tensor = stored.to(self._dtype)
+        tensor = stored.to(self._dtype, copy=not self._is_mapped)
+        self._read += stored.nbytes
         check_finite(tensor, f"{at}: {name}")
         return tensor
 

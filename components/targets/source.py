@@ -13,7 +13,7 @@ from typing import Final
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
 from components.source_code import REMOTE_CODE, may_run_code
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.text import message_of
 
 BUILTIN: Final = "builtin"

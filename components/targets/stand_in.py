@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from components.contract import Context, Target, UserError
 from components.outside_json import JsonObject
 from components.targets.config import facts_of, has_text_part, read_config
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.targets.shape import shape_of
 from components.targets.source import TOKENIZERS, find_folder, local_folder, settings_files
 from components.text import message_of

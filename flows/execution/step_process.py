@@ -62,7 +62,8 @@ ENVIRONMENT = {
     # long as 1. A short spin keeps what a second thread gains on a quiet machine (1.7 times) and gives up early else.
     "GOMP_SPINCOUNT": "3000",
 }
-GRACE_SECONDS = 5.0  # between the polite signal and the one that cannot be refused
+GRACE_SECONDS = 5.0  # for processes to be gone, once they cannot refuse
+STEP_SECONDS = 20.0  # between the polite signal and that one: a step may finish something, as training its checkpoint
 SOCKET_NAME_BYTES = 33  # of "/pymp-xxxxxxxx/listener-xxxxxxxx", which multiprocessing adds
 _start_lock = threading.Lock()
 
@@ -151,7 +152,7 @@ def _stop(process: BaseProcess) -> None:
     """End the child's tree: ask the guard, which passes it on; one that does not answer dies, its worker with it."""
     if process.is_alive():
         process.terminate()
-        process.join(3 * GRACE_SECONDS)
+        process.join(STEP_SECONDS + 2 * GRACE_SECONDS)
     if process.is_alive():
         process.kill()
         process.join()
@@ -232,7 +233,7 @@ def _watch(worker: int, stop_requests: list[float]) -> int | None:
                 signalled = True
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(worker, signal.SIGTERM)
-            elif time.monotonic() - stop_requests[0] > GRACE_SECONDS:
+            elif time.monotonic() - stop_requests[0] > STEP_SECONDS:
                 return None
         if any(descriptor == leash for descriptor, _ in poll.poll(100 if stop_requests else 500)):
             return None  # the engine is gone

@@ -169,7 +169,7 @@ def write_features(target: AbstractTarget, folder: Path) -> Features:
 
 def training_settings(num_steps: int) -> dict[str, Any]:
     told = {"eagle3": {"ttt_steps": 2}}
-    each = {"eval_every": 2, "checkpoint_every": 2, "batch_tokens": 64, "draft_vocab_size": 64}
+    each = {"eval_every": 2, "checkpoint_minutes": 1e-9, "batch_tokens": 64, "draft_vocab_size": 64}
     return {"method": "eagle3", "settings": told, "num_steps": num_steps, **each}
 
 

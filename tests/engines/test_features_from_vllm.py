@@ -33,7 +33,6 @@ TRAINING: dict[str, Any] = {
     "draft_vocab_size": 128,
     "settings": {"eagle3": {"ttt_steps": 2}},
     "eval_every": 4,
-    "checkpoint_every": 2,
     "precision": "float32",
 }
 ROUNDING = 2.0**-7

@@ -154,8 +154,10 @@ def _write_rows(
     if decoded < len(study.plan.prompts):
         ctx.note(f"the time was enough for {decoded} of {len(study.plan.prompts)} prompts")
     return {
+        "dtype": dtype,
         "num_threads": tuned.num_threads,
         "kernel": tuned.kernel,
+        "draft_kernels": {draft.key: tuned.kernel_of(draft) for draft in drafts},
         "engines_tried": tuned.tried,
         "machine_id": machine.machine_id,
         "num_prompts_decoded": decoded,

@@ -34,8 +34,8 @@ from components.bench.settings import DraftDepths, SpeculationType
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.outside_json import JsonObject
 from components.rows import EngineAcceptance, Request, grouped, write_rows
-from components.targets.file_digests import sha256_of
 from components.targets.load import open_tokenizer
+from components.targets.remembered import sha256_of
 
 _METHODS: Final[dict[str, str]] = {
     "draft-simple": "draft-model",

@@ -26,7 +26,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypedDict
 
-import psutil
 import torch
 
 from components.bench import clock
@@ -43,6 +42,7 @@ from components.decoding.tree_shapes import DynamicShape
 from components.drafts.interface import Drafter, Proposer
 from components.drafts.methods.ngram import Ngram
 from components.drafts.methods.one_block import GraphedChain, OneBlockDraft
+from components.machine import free_ram
 from components.outside_json import JsonObject
 from components.targets.forward.cuda_graphs import GraphedTarget
 from components.targets.forward.llama import FastTarget
@@ -380,7 +380,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated on the device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return free_ram()
 
 
 def _answer(make: Any, text: str) -> JsonObject:

@@ -25,7 +25,7 @@ from components.data.sources.files import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXE
 from components.data.sources.python_stdlib import STDLIB, stdlib_files
 from components.data.sources.streams import COMPRESSIONS, file_system, suffix_of
 from components.outside_json import JsonObject
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.text import as_utf8, message_of
 
 _MAGIC: Final = re.compile(r"[*?\[]")

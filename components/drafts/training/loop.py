@@ -12,7 +12,8 @@ depth can reach (M_k of layers.py).
 Exact resume: everything the next optimiser step depends on is in one safetensors file, written atomically. Weights and
 the optimiser's moments are tensors; the step and the best held-out result are JSON in the file's own metadata, so a
 single rename publishes all of it. The best weights so far lie beside it in a file named by their step. Batches follow
-from the seed and the step (batches.py), so no generator needs saving.
+from the seed and the step (batches.py), so no generator needs saving. When it is written does not matter to the result:
+after minutes, at the end, and before an interrupt is obeyed. Of several processes the first decides.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -39,6 +42,7 @@ from components.drafts.interface import AbstractDraft, Batch, StepLosses
 from components.drafts.network.layers import reachable
 from components.drafts.network.recompute import recomputing_blocks
 from components.drafts.training.batches import BatchOrder
+from components.drafts.training.interrupts import Interrupted, held_back
 from components.drafts.training.losses import divisors
 from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName
 from components.drafts.training.ranks import Ranks
@@ -52,7 +56,7 @@ FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train. Lengths in optimiser steps."""
+    """How to train. Lengths in optimiser steps, but for checkpoint_minutes."""
 
     num_steps: int
     peak_lr: float
@@ -60,7 +64,7 @@ class Schedule:
     weight_decay: float
     clip_norm: float
     eval_every: int
-    checkpoint_every: int
+    checkpoint_minutes: float
     precision: Precision
     optimizer: OptimizerName
     muon_lr_scale: float
@@ -103,6 +107,7 @@ def train(
     """Train, or resume from ctx.scratch; returns the best weights, in the first of the processes, and their progress.
 
     warm_start: evaluate the initial weights as step 0, since they are trained already.
+    Raises Interrupted where the processes are asked to stop; a signal to the only one ends it when it has saved.
     """
     torch.set_num_threads(ctx.num_threads)
     device = torch.device(ctx.device)
@@ -120,21 +125,31 @@ def train(
     if warm_start and not progress.step:
         _evaluate(draft, held_out, progress, ctx, ranks)
     draft.train()
-    while progress.step < schedule.num_steps:
-        parts = order.parts(order.shares(next(batches), ranks.size)[ranks.rank], schedule.micro_batch_tokens)
-        micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
-        with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
-            optimizer.clear()
-            result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks)
-            norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
-        progress.step += 1
-        _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
-        last = progress.step == schedule.num_steps
-        if last or progress.step % schedule.eval_every == 0:
-            _evaluate(draft, held_out, progress, ctx, ranks)
-        if last or progress.step % schedule.checkpoint_every == 0:
-            save_checkpoint(ctx.scratch, draft, optimizer, progress, ranks)
-        ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
+    asked, saved_at = threading.Event(), time.monotonic()
+    with held_back(asked.set) if ranks.size == 1 else nullcontext():
+        while progress.step < schedule.num_steps:
+            parts = order.parts(order.shares(next(batches), ranks.size)[ranks.rank], schedule.micro_batch_tokens)
+            micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
+            with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
+                optimizer.clear()
+                result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks)
+                norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
+            progress.step += 1
+            _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
+            last = progress.step == schedule.num_steps
+            if last or progress.step % schedule.eval_every == 0:
+                _evaluate(draft, held_out, progress, ctx, ranks)
+            stops = asked.is_set() or ranks.are_asked_to_stop
+            due = time.monotonic() - saved_at >= 60 * schedule.checkpoint_minutes
+            saves, stops = ranks.first_says((last or stops or due, stops), device)
+            if saves:
+                save_checkpoint(ctx.scratch, draft, optimizer, progress, ranks)
+                saved_at = time.monotonic()
+            ctx.progress(progress.step, schedule.num_steps, f"{draft.method}: loss {float(result.loss.detach()):.3f}")
+            if stops and not last:
+                raise Interrupted(
+                    f"interrupted after optimiser step {progress.step}: the same command goes on from there"
+                )
     return load_best(ctx.scratch, draft, progress) if ranks.is_first else {}, progress
 
 

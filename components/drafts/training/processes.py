@@ -2,7 +2,8 @@
 
 Each runs `train_from_features` (worker.py) with its rank. When one dies, the agent ends the others and starts all
 again; they go on from the last checkpoint, MOST_RESTARTS times. The first writes the drafter's files; what it reports
-comes through a named pipe. A fault of the input ends all of them without a restart.
+comes through a named pipe. A fault of the input ends all of them without a restart. An interrupt of the process that
+started them becomes a file which the first one looks for after every step: all save at the same one and end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from components.contract import Artifact, Context, Draft, Features, Target, UserError
 from components.drafts.settings import Settings
 from components.drafts.training.batches import DataChoice
+from components.drafts.training.interrupts import Interrupted, held_back
 from components.drafts.training.loop import Schedule
 from components.outside_json import JsonObject
 
@@ -47,6 +49,7 @@ class Job:
     events: str  # the pipe that the first one writes lines of JSON to
     result: str  # a file: the facts about the finished drafter
     refusal: str  # a file: the message of a UserError
+    stop: str  # a file: once it exists, they save a checkpoint and end
 
 
 def train_in_processes(
@@ -66,7 +69,9 @@ def train_in_processes(
             f"train_draft: processes: {number} need a GPU each and there are {torch.cuda.device_count()}; set processes"
         )
     num_threads = max(1, ctx.num_threads // number)
-    with tempfile.TemporaryDirectory() as folder:
+    temporary = tempfile.TemporaryDirectory()
+    stop = Path(temporary.name) / "stop"
+    with held_back(stop.touch), temporary as folder:
         job = Job(
             target=_handle(target),
             features=_handle(features),
@@ -86,11 +91,14 @@ def train_in_processes(
             events=str(Path(folder) / "events"),
             result=str(Path(folder) / "result.json"),
             refusal=str(Path(folder) / "refusal.txt"),
+            stop=str(stop),
         )
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
         with _events(Path(job.events), ctx):
             code = _run_agent(number, num_threads, file, job)
+        if stop.exists():
+            raise Interrupted(f"interrupted: the {number} processes have ended, at their last checkpoint")
         if Path(job.refusal).is_file():
             raise UserError(Path(job.refusal).read_text(encoding="utf-8"))
         if code != 0:
@@ -114,7 +122,8 @@ def _run_agent(number: int, num_threads: int, file: Path, job: Job) -> int:
     if not job.context["device"].startswith("cuda"):
         # By default gloo takes the interface of the host's name, which may not even resolve.
         environment["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    process = subprocess.Popen(command, env=environment)
+    # In a session of its own: the agent ends all at once when a signal to this process's group reaches it.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait()
     finally:

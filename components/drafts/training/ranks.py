@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,15 +23,32 @@ BUCKET = 1 << 24
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of `size` processes: the one of number `rank`. Every method is called by all of them, in the same order."""
+    """One of `size` processes: the one of number `rank`. Every method is called by all of them, in the same order.
+
+    stop_file: asks them to stop, once it exists.
+    """
 
     rank: int = 0
     size: int = 1
+    stop_file: Path | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether it is the one that writes files and reports."""
         return self.rank == 0
+
+    @property
+    def are_asked_to_stop(self) -> bool:
+        """Whether the stop file exists; those who look later may see it earlier, so let the first one say it."""
+        return self.stop_file is not None and self.stop_file.exists()
+
+    def first_says(self, answers: Sequence[bool], device: torch.device) -> list[bool]:
+        """The first process's answers, in all of them."""
+        if self.size == 1:
+            return list(answers)
+        told = torch.tensor(answers, dtype=torch.float32, device=device)
+        self.send(told, 0)
+        return told.bool().tolist()
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, the same bits in each; `values` becomes it."""

@@ -16,6 +16,7 @@ from components.contract import Context, Draft, Features, Target, UserError
 from components.drafts.settings import settings_of_method
 from components.drafts.training.batches import DataChoice
 from components.drafts.training.from_features import train_from_features
+from components.drafts.training.interrupts import Interrupted
 from components.drafts.training.loop import Schedule
 from components.drafts.training.processes import Job
 from components.drafts.training.ranks import Ranks
@@ -33,7 +34,7 @@ def main(file: str) -> None:
     torch.set_num_threads(job.num_threads)
     on_gpu = job.context["device"].startswith("cuda")
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), Path(job.stop))
     device = f"cuda:{ranks.rank}" if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(ranks.rank)
@@ -52,6 +53,8 @@ def main(file: str) -> None:
         if ranks.is_first:
             Path(job.result).write_text(json.dumps(dict(draft.info)), encoding="utf-8")
         ranks.wait()
+    except Interrupted:
+        pass  # all of them, at the same step; whoever started them knows
     except UserError as error:
         Path(job.refusal).write_text(str(error), encoding="utf-8")
     finally:

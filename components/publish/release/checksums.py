@@ -14,7 +14,7 @@ from components.contract import UserError
 from components.publish.card.lineage import RECORD as STORE_RECORD
 from components.publish.formats.checkpoint import require_plain
 from components.release_record import FileRecord
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 
 FILE = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n\r]+)")

@@ -67,7 +67,7 @@ from components.release_record import (
 from components.rows import ALL, DepthChoice
 from components.source_code import code_state
 from components.targets.config import read_config
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.targets.shape import shape_of
 from components.targets.source import BUILTIN, list_files, local_folder, open_record
 from components.weight_format import Storage
@@ -105,7 +105,7 @@ def export_release(
                 ctx.note(remark)
         written |= _export_drafter(draft, source, formats, ctx, used_names=set(written), llama_cpp=llama_cpp)
         ctx.progress(done + 1, len(exported), "drafters")
-    serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, decision)
+    serve = write_draftsmith_folder(ctx.out / "draftsmith", target, winner, decision, end_to_end)
     keys: ReleaseKeys = {
         "policy": policy.key,
         "acceptance": [m.key for m in acceptance],
@@ -312,7 +312,9 @@ POLICY_PARTS = ("verdict", "reasons", "winner", "gate", "rule", "choices", "flag
 """Parts of policy.json that release.json repeats."""
 
 
-def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: Policy) -> ServeRecord:
+def write_draftsmith_folder(
+    folder: Path, target: Target, draft: Draft, policy: Policy, end_to_end: Measurements
+) -> ServeRecord:
     """Write `draftsmith/`, from which mlflow_model.py serves, and return the content of its serve.json."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in (draft.path / "draft.json", draft.path / "model.safetensors"):
@@ -329,6 +331,15 @@ def write_draftsmith_folder(folder: Path, target: Target, draft: Draft, policy: 
         "verdict": policy.verdict,
         "prompt_format": policy.prompt_format or "text",
     }
+    facts = end_to_end.info
+    if draft.key in facts.get("draft_kernels", {}):
+        serve["measured_on"] = {
+            "machine_id": str(facts["machine_id"]),
+            "dtype": facts["dtype"],
+            "num_threads": int(facts["num_threads"]),
+            "kernel": str(facts["kernel"]),
+            "draft_kernel": str(facts["draft_kernels"][draft.key]),
+        }
     write_json(folder / "serve.json", serve)
     return serve
 

@@ -11,6 +11,9 @@ Settings are passed when the model is loaded, as its model config (MLflow accept
 target ("": as recorded; else a folder or hub id), max_new_tokens, temperature (0: greedy), seed, depth (-1: the chosen
 one), prompt_format ("": as the prompts that it was measured on; "chat": a prompt is the user's turn, in the target's
 chat template; "text": a prompt is continued).
+
+On the machine that it was measured on it runs on the same threads and kernels in the same dtype, so that loading times
+no kernels; elsewhere a machine times those that it does not remember.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from components.decoding.session import Session
 from components.definitions import al
 from components.drafts.interface import Sampling
 from components.drafts.storage.files import open_draft
+from components.machine import describe_machine
 from components.outside_json import JsonObject
 from components.release_record import read_serve
 from components.targets.load import open_target
@@ -57,8 +61,17 @@ class DraftedTarget(PythonModel):
         target_source = find_folder(other_target) if other_target else folder
         model_folder, record = open_record(target_source)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.target = open_target(target_source, device=device)
-        self.draft = open_draft(Draft(key=self.serve["draft_key"], path=folder), self.target, dtype=self.target.dtype)
+        draft, measured_on = Draft(key=self.serve["draft_key"], path=folder), self.serve.get("measured_on")
+        is_here = measured_on is not None and measured_on["machine_id"] == describe_machine(device).machine_id
+        if measured_on is not None and is_here and not other_target:
+            torch.set_num_threads(measured_on["num_threads"])
+            self.target = open_target(
+                target_source, device=device, dtype=measured_on["dtype"], kernel=measured_on["kernel"]
+            )
+            self.draft = open_draft(draft, self.target, dtype=self.target.dtype, kernel=measured_on["draft_kernel"])
+        else:
+            self.target = open_target(target_source, device=device)
+            self.draft = open_draft(draft, self.target, dtype=self.target.dtype)
         self.tokenizer = AutoTokenizer.from_pretrained(
             model_folder, local_files_only=True, trust_remote_code=bool(record["trust_remote_code"])
         )

@@ -46,7 +46,7 @@ from components.publish.release.public_copy import (
 from components.publish.release.validate import validate_folder
 from components.release_record import RELEASE, ReleaseRecord
 from components.rows import ALL, EngineComparison, read_rows
-from components.targets.file_digests import sha256_of
+from components.targets.remembered import sha256_of
 from components.targets.source import BUILTIN
 
 TOKEN = "HF_TOKEN"

@@ -5,7 +5,9 @@ Four kernels compute x W^T; they differ in the layout of the weight they read an
   transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of a small layer;
   columns     (W x^T)^T on [out, in]: nearly flat for even numbers of rows up to 4, and one small copy to turn it back;
   prepacked   oneDNN on its own blocked layout: a dispatch of about 8 us, then nearly flat, above all in bf16.
-Which wins depends on shape, dtype, rows and machine, so `calibrate` times them. Prepacking uses private operators of
+Which wins depends on shape, dtype, rows and machine, so `calibrate` times them, on one weight of each shape where
+weights are large, and kernel_times.py remembers. A small model may hold a weight in several layouts, each for the
+numbers of rows for which it is the quickest; a large one holds every weight once. Prepacking uses private operators of
 PyTorch; where they are missing or refuse, the other three remain.
 """
 
@@ -13,18 +15,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-Kernel = Literal["plain", "transposed", "columns", "prepacked"]
+from components.machine import give_memory_back
+from components.targets.forward.kernel_times import PROBED_ROWS, Kernel, Shape, Times, recall_times, remember_times
+
 Kernels = tuple[Kernel, ...]
 """The kernel for 1 row, 2 rows, ...; the last one serves every larger number."""
 
 PLAIN: Final[Kernels] = ("plain",)
-PROBED_ROWS: Final = 8
 PASSES: Final = 6
 """Passes that each kernel has for each number of rows and placement, taking turns."""
 THOROUGH_PLACEMENTS: Final = 3
@@ -32,6 +35,10 @@ THOROUGH_PLACEMENTS: Final = 3
 WORTH_A_LAYOUT: Final = 0.97
 """A kernel replaces the plain one, or the one chosen for a row less, only if it needs less than this share of its time:
 equally good kernels would otherwise flip from run to run."""
+LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (("plain", "columns"), ("transposed",), ("prepacked",))
+"""Kernels that read the same layout."""
+HELD_ONCE: Final = 256 << 20
+"""Bytes of weights above which each is held in one layout only."""
 _LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
 TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
@@ -138,68 +145,125 @@ def pack(weight: Tensor) -> Any | None:
     return packed
 
 
-def calibrate(layers: Sequence[Linear], *, placements: int = 1) -> None:
-    """Time every kernel on these plain layers for 1 to PROBED_ROWS rows and give each shape its quickest kernels.
+def calibrate(
+    layers: Sequence[Linear], *, placements: int = 1, known: Mapping[Shape, Times] | None = None
+) -> dict[Shape, Times]:
+    """Give each shape of these plain layers its quickest kernels; returns the times that were measured for it.
+
+    known: times of shapes that are not measured again. placements: how often the weights are copied to another place in
+    memory.
+    """
+    known = known or {}
+    timed = _time_kernels([layer for layer in layers if layer.shape not in known], placements)
+    held_once = sum(layer.weight.nbytes for layer in layers if layer.weight is not None) > HELD_ONCE
+    kernels_of = {shape: choose_kernels(times, one_layout=held_once) for shape, times in {**known, **timed}.items()}
+    give_memory_back()
+    for layer in layers:
+        layer.use(kernels_of.get(layer.shape, PLAIN))
+    return timed
+
+
+def choose_kernels(times: Times, *, one_layout: bool) -> Kernels:
+    """The quickest kernel for each number of rows, of equally good ones that of a row less; see `_of_one_layout`."""
+    if one_layout:
+        times = _of_one_layout(times)
+    kernels: list[Kernel] = []
+    for rows in range(PROBED_ROWS):
+        fastest = min(times, key=lambda name: times[name][rows])
+        candidates: list[Kernel] = [*kernels[-1:], "plain"]
+        others = [name for name in candidates if name in times]
+        kernels.append(
+            next((name for name in others if times[fastest][rows] >= WORTH_A_LAYOUT * times[name][rows]), fastest)
+        )
+    return tuple(kernels)
+
+
+def _of_one_layout(times: Times) -> Times:
+    """The times of the kernels that read the best layout.
+
+    It has the least time over all numbers of rows, of the layouts with which one row, the pass that drafting is
+    compared with, is as quick as with any.
+    """
+    least = {
+        layout: [min(times[name][rows] for name in layout) for rows in range(PROBED_ROWS)]
+        for layout in LAYOUTS
+        if times.keys() >= set(layout)
+    }
+    one_row = min(of_layout[0] for of_layout in least.values())
+    as_quick = [layout for layout, of_layout in least.items() if WORTH_A_LAYOUT * of_layout[0] <= one_row]
+    best = min(as_quick, key=lambda layout: sum(least[layout]))
+    if as_quick[0] == LAYOUTS[0] and WORTH_A_LAYOUT * sum(least[LAYOUTS[0]]) <= sum(least[best]):
+        best = LAYOUTS[0]
+    return {name: times[name] for name in best}
+
+
+def _time_kernels(layers: Sequence[Linear], placements: int) -> dict[Shape, Times]:
+    """Time every kernel for 1 to PROBED_ROWS rows on a sample of plain layers that has every shape worth timing.
 
     The layers run in the order of a decoding pass, since a kernel that wins on a weight in the nearest cache can lose
     on one that is streamed. Kernels take turns pass by pass, so that other work on the machine affects all alike, and
-    their quickest calls count, since other work only makes calls longer. placements: how often the weights are copied
-    to another place in memory.
+    their quickest calls count, since other work only makes calls longer.
     """
-    kernels_of: dict[tuple[int, int], list[Kernel]] = {}
+    shapes: set[Shape] = set()
     sample: list[_Piece] = []
     sampled_bytes = 0
     for layer in layers:
         assert layer.weight is not None
-        if layer.weight.numel() >= TOO_SMALL and (layer.shape not in kernels_of or sampled_bytes < SAMPLED_BYTES):
+        if layer.weight.numel() >= TOO_SMALL and (layer.shape not in shapes or sampled_bytes < SAMPLED_BYTES):
             piece = _piece_of(layer)
             sample.append(piece)
             sampled_bytes += piece.weight.nbytes
-            kernels_of.setdefault(layer.shape, [])
+            shapes.add(layer.shape)
     if not sample:
-        return
-    names: list[Kernel] = ["plain", "transposed", "columns"]
-    if pack(sample[0].weight) is not None:
-        names.append("prepacked")
+        return {}
     evicted = torch.zeros(CACHE_BYTES // 4) if sampled_bytes < CACHE_BYTES else None
+    sums: dict[Shape, dict[Kernel, list[float]]] = {shape: {} for shape in shapes}
     with torch.inference_mode():
-        seconds: dict[tuple[Kernel, int, tuple[int, int]], float] = {}
         for _ in range(placements):
-            trials = {
-                name: [(piece.shape, Linear(piece.weight.clone(), piece.bias, kernels=(name,))) for piece in sample]
-                for name in names
-            }
-            for rows in range(1, PROBED_ROWS + 1):
-                for name, of_shape in _quick_seconds(trials, rows, sample[0].weight.dtype, evicted).items():
-                    for shape, spent in of_shape.items():
-                        seconds[name, rows, shape] = seconds.get((name, rows, shape), 0.0) + spent
-        for rows in range(1, PROBED_ROWS + 1):
-            for shape, kernels in kernels_of.items():
-                quickest, spent = min(((name, seconds[name, rows, shape]) for name in names), key=lambda pair: pair[1])
-                others: list[Kernel] = ["plain", *kernels[-1:]]  # of equally good kernels, the one of a row less
-                kernels.append(
-                    next(
-                        (name for name in others[::-1] if spent >= WORTH_A_LAYOUT * seconds[name, rows, shape]),
-                        quickest,
-                    )
-                )
-    for layer in layers:
-        layer.use(tuple(kernels_of.get(layer.shape, PLAIN)))
+            for name, rows, shape, spent in _time_placement(sample, evicted):
+                of_kernel = sums[shape].setdefault(name, [0.0] * PROBED_ROWS)
+                of_kernel[rows - 1] += 1e6 * spent / placements
+    return dict(sums)
+
+
+def _time_placement(sample: Sequence[_Piece], evicted: Tensor | None) -> Iterator[tuple[Kernel, int, Shape, float]]:
+    """(kernel, rows, shape, seconds) of one copy of the sample, of which each layout is in memory once, for so long."""
+    copies = [piece._replace(weight=piece.weight.clone()) for piece in sample]
+    names: list[Kernel] = ["plain", "transposed", "columns"]
+    if pack(copies[0].weight) is not None:
+        names.append("prepacked")
+    trials = {
+        name: [(piece.shape, Linear(piece.weight, piece.bias, kernels=(name,))) for piece in copies] for name in names
+    }
+    for rows in range(1, PROBED_ROWS + 1):
+        for name, of_shape in _quick_seconds(trials, rows, copies[0].weight.dtype, evicted).items():
+            for shape, spent in of_shape.items():
+                yield name, rows, shape, spent
 
 
 def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
     """Give plain layers their kernels; returns a description that gives the same layers the same kernels elsewhere.
 
-    kernel: "auto" times them, "thorough" more often, "plain" leaves them; else the result of an earlier call.
+    kernel: "auto" takes those that this machine remembers or times them, "thorough" times them anew and more often,
+    "plain" leaves them; else the result of an earlier call.
     """
+    give_memory_back()
     if kernel in ("auto", "thorough"):
         if any(layer.weight is not None and layer.weight.device.type == "cpu" for layer in layers):
-            calibrate(layers, placements=THOROUGH_PLACEMENTS if kernel == "thorough" else 1)
+            _use_quickest(layers, thorough=kernel == "thorough")
     elif kernel != "plain":
         kernels_of = parse_kernels(kernel)
         for layer in layers:
             layer.use(kernels_of(layer.shape))
+    give_memory_back()
     return describe_kernels(layers)
+
+
+def _use_quickest(layers: Sequence[Linear], *, thorough: bool) -> None:
+    """Give layers their kernels by the times remembered of their shapes, and remember those that had to be measured."""
+    dtype = next(layer.weight.dtype for layer in layers if layer.weight is not None)
+    known = {} if thorough else recall_times(dtype, {layer.shape for layer in layers})
+    remember_times(dtype, calibrate(layers, placements=THOROUGH_PLACEMENTS if thorough else 1, known=known))
 
 
 def describe_kernels(layers: Sequence[Linear]) -> str:

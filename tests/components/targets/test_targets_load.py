@@ -157,3 +157,13 @@ def test_without_layers_it_reads_no_layer_and_says_the_same_at_both_ends(family:
     last = torch.randn(1, 5, whole.shape.hidden_size, dtype=torch.bfloat16)
     assert torch.equal(ends.embedding, whole.embedding)
     assert torch.equal(ends.unembed(ends.final_norm(last)), whole.unembed(whole.final_norm(last)))
+
+
+def test_a_target_larger_than_the_free_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_family("qwen3", tmp_path / "target")
+    monkeypatch.setattr("components.targets.load.free_ram", lambda: 1000)
+    with pytest.raises(UserError, match=r"weights take .* in float32, and .* are free: open it with dtype: bfloat16"):
+        open_target(folder, kernel="plain", dtype="float32")
+    assert open_target(folder, kernel="plain", dtype="float32", layers=False)

@@ -112,11 +112,11 @@ def test_a_killed_continuation_ends_with_the_same_bits(
         ctx = new_context(tmp_path / name)
 
         def listen(event: Mapping[str, Any]) -> None:
-            if die and event["event"] == "progress" and event["done"] == dies_at:
+            if die and event["event"] == "metrics" and event["step"] == dies_at:  # in no checkpoint yet
                 raise Killed
 
         ctx.send = listen
-        train_draft(target, features, champions["mtp"], method="mtp", checkpoint_every=2, **SETTINGS, ctx=ctx)
+        train_draft(target, features, champions["mtp"], method="mtp", checkpoint_minutes=1e-9, **SETTINGS, ctx=ctx)
         return ctx.out
 
     undisturbed = run("undisturbed", die=False)

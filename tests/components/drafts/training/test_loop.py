@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_drafts import TRAINED, new_context, write_features
 from torch import nn
@@ -36,7 +37,7 @@ SETTINGS: dict[str, Any] = {
         "p-eagle": {"parallel_depth": 3, "num_layers": 2},
     },
     "eval_every": 2,
-    "checkpoint_every": 2,
+    "checkpoint_minutes": 1e-9,  # after every step
 }
 Folder = Callable[[str], Path]
 MakeTarget = Callable[[str], AbstractTarget]
@@ -62,7 +63,7 @@ def test_a_killed_run_ends_with_the_same_bits(
         ctx = new_context(tmp_path / name)
 
         def listen(event: Mapping[str, Any]) -> None:
-            if die and event["event"] == "progress" and event["done"] == dies_at:
+            if die and event["event"] == "metrics" and event["step"] == dies_at:  # in no checkpoint yet
                 raise Killed
 
         ctx.send = listen
@@ -126,10 +127,13 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_sigkill_between_two_writes_leaves_a_run_that_goes_on(
-    tmp_path: Path, tiny_folder: Folder, features: Features
+@pytest.mark.parametrize(
+    ("number", "minutes", "saved"), [(signal.SIGKILL, 1e-9, 4), (signal.SIGTERM, 60, 5), (signal.SIGINT, 60, 5)]
+)
+def test_a_signal_between_two_writes_leaves_a_run_that_goes_on(
+    number: signal.Signals, minutes: float, saved: int, tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
-    """The same with a real SIGKILL, in a process of its own."""
+    """The same with a real signal, in a process of its own: an interrupt writes a checkpoint before it is obeyed."""
     program = f"""
 import json, os, signal, sys
 sys.path[:0] = {sys.path!r}
@@ -140,22 +144,24 @@ from components.drafts import train_draft
 name, dies_at = sys.argv[1], int(sys.argv[2])
 ctx = new_context(Path({str(tmp_path)!r}) / name)
 def listen(event):
-    if event["event"] == "progress" and event["done"] == dies_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if event["event"] == "metrics" and event["step"] == dies_at:
+        os.kill(os.getpid(), {number.value})
 ctx.send = listen
 target = Target(key="", path=Path({str(tiny_folder("llama"))!r}))
 features = Features(key="f", path=Path({str(features.path)!r}))
 train_draft(target, features, method="eagle3", ctx=ctx, **json.loads(sys.argv[3]))
 """
 
-    arguments = [sys.executable, "-c", program, "killed", "5", json.dumps(SETTINGS)]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
-    assert (tmp_path / "killed" / "scratch" / "checkpoint.safetensors").is_file()
+    settings = {**SETTINGS, "checkpoint_minutes": minutes}
+    arguments = [sys.executable, "-c", program, "killed", "5", json.dumps(settings)]
+    assert subprocess.run(arguments, check=False, stderr=subprocess.DEVNULL).returncode == -number
+    with safe_open(tmp_path / "killed" / "scratch" / "checkpoint.safetensors", "pt") as checkpoint:
+        assert json.loads(checkpoint.metadata()["progress"])["step"] == saved
     target = Target(key="", path=tiny_folder("llama"))
     weights = []
     for name in ("killed", "undisturbed"):
         ctx = new_context(tmp_path / name)
-        train_draft(target, features, method="eagle3", **SETTINGS, ctx=ctx)
+        train_draft(target, features, method="eagle3", **settings, ctx=ctx)
         weights.append((ctx.out / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_drafts import new_context, write_features
 
@@ -30,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     },
     "precision": "float32",
     "eval_every": 3,
-    "checkpoint_every": 1,
+    "checkpoint_minutes": 1e-9,  # after every step
 }
 Folder = Callable[[str], Path]
 MakeTarget = Callable[[str], AbstractTarget]
@@ -105,6 +106,45 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (killed / file).read_bytes(), file
     assert {*psutil.Process().children(recursive=True)} <= of_other_tests
+
+
+def test_when_interrupted_all_save_at_the_same_step_and_go_on_with_the_same_bits(
+    tmp_path: Path, tiny_folder: Folder, features: Features
+) -> None:
+    settings: dict[str, Any] = {**SETTINGS, "num_steps": 80, "eval_every": 40, "checkpoint_minutes": 60}
+    interrupts: list[int] = []
+
+    def train(name: str) -> Path:
+        ctx = new_context(tmp_path / name)
+
+        def listen(event: Mapping[str, Any]) -> None:
+            if name == "interrupted" and event["event"] == "metrics" and not interrupts:
+                interrupts.append(event["step"])
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        ctx.send = listen
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, processes=2, ctx=ctx)
+        return ctx.out
+
+    class Ended(BaseException):
+        """What SIGTERM does in this process."""
+
+    def end(*_: object) -> None:
+        raise Ended
+
+    of_other_tests = {*psutil.Process().children(recursive=True)}
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(Ended):
+            train("interrupted")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {*psutil.Process().children(recursive=True)} <= of_other_tests
+    with safe_open(tmp_path / "interrupted" / "scratch" / "checkpoint.safetensors", "pt") as checkpoint:
+        assert 1 <= json.loads(checkpoint.metadata()["progress"])["step"] < 80
+    undisturbed, resumed = train("undisturbed"), train("interrupted")
+    for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+        assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
 
 
 def worker_of_rank(rank: int) -> int:

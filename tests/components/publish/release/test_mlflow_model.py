@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from components.contract import Target, UserError
+from components.contract import Draft, Target, UserError
 from components.decoding.chain import decode
+from components.machine import describe_machine
 from components.targets.interface import AbstractTarget
 from storage.registry.log_version import copy_of_components
 from storage.registry.versions import MODEL_CODE, ROOT
@@ -84,6 +87,36 @@ def test_a_clean_process_elsewhere_answers_with_the_code_that_the_model_brings(p
     assert done.returncode == 0, done.stderr
     expected = load(place, max_new_tokens=9).predict(PROMPTS)
     assert json.loads(done.stdout.splitlines()[-1]) == [answer["text"] for answer in expected]
+
+
+COLUMNS = "mixed[32x32:tc,32x48:cp,64x32:cc,96x32:cp]"
+"""Kernels that no timing picks on its own: 2 rows at most, and then the last."""
+
+
+def test_where_it_was_measured_it_runs_on_those_threads_and_kernels(
+    export: Callable[..., Any], evidence: dict[str, Any], drafts: dict[str, Draft], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.pyfunc import PythonModelContext
+
+    from components.publish.release.mlflow_model import DraftedTarget
+
+    before, here = torch.get_num_threads(), describe_machine().machine_id
+    facts = {"machine_id": here, "dtype": "bfloat16", "num_threads": before + 1, "kernel": COLUMNS}
+    kernels = {draft.key: "columns" for draft in drafts.values()}
+    compared = dataclasses.replace(evidence["end_to_end"], info={**facts, "draft_kernels": kernels})
+    monkeypatch.setitem(evidence, "end_to_end", compared)
+    served, context = DraftedTarget(), PythonModelContext({"release": str(export().path)}, None)
+    try:
+        served.load_context(context)
+        assert (served.target.kernel, served.draft.kernel, served.target.dtype) == (COLUMNS, "columns", torch.bfloat16)
+        assert torch.get_num_threads() == before + 1
+        assert served.predict(context, PROMPTS)
+        torch.set_num_threads(before)
+        monkeypatch.setattr("components.machine.num_usable_cores", lambda: 99)
+        served.load_context(context)
+        assert served.target.kernel != COLUMNS and torch.get_num_threads() == before, "another machine"
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_settings_are_given_when_loading(place: Path, opened: AbstractTarget, target: Target) -> None:
