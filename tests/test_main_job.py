@@ -111,7 +111,8 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         answered = draftsmith(copy, "query", asked, "--format", "json")
         assert [list(row.values()) for row in json.loads(answered.stdout)] == before
         assert f"{copy} was moved here from {home}: " in answered.stderr
-        model = json.loads((copy / "promotions.jsonl").read_text().splitlines()[0])["name"]
+        log = (copy / "promotions.jsonl").read_text().splitlines()
+        model = json.loads(log[0])["name"]
         shown = draftsmith(copy, "show", model, "--json")
         assert shown.stderr == "" and "candidate" in json.loads(shown.stdout)["versions"][0]["aliases"]
         code = f"import mlflow; print(mlflow.pyfunc.load_model('models:/{model}@candidate').predict(['def add(']))"
@@ -119,7 +120,11 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         served = subprocess.run([sys.executable, "-c", code], env=tracking, capture_output=True, text=True, check=False)
         assert "'num_tokens'" in served.stdout, served.stderr[-2000:]
         again = draftsmith(copy, "run", "tiny", "--direct", "--file", str(file), "--force", "release")
-        assert again.returncode == 0 and "newer evidence for" in again.stdout, again.stdout + again.stderr
+        assert again.returncode == 0 and f"registered as      {model}" in again.stdout, again.stdout + again.stderr
+        moved_on = [
+            json.loads(line)["action"] for line in (copy / "promotions.jsonl").read_text().splitlines()[len(log) :]
+        ]
+        assert moved_on[0] == "evidence", "its version has the newer release"
         assert not list(find_damage(copy, Store(copy)))
         assert not home.exists() and {path: path.stat().st_mtime_ns for path in away.rglob("*")} == original
     finally:
