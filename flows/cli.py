@@ -31,6 +31,7 @@ from flows.planning.step_signature import named_packages
 from flows.spec.diagnostics import with_pages
 from storage.artifacts.remote import drain_problems
 from storage.artifacts.store import default_home
+from storage.home import settle
 from storage.redaction import without_secrets
 
 COMMANDS = {
@@ -53,6 +54,10 @@ COMMANDS = {
     "promote": ("registry", "operate"),
     "rollback": ("registry", "operate"),
     "resync": ("registry", "operate"),
+    "du": ("homes", "operate"),
+    "gc": ("homes", "operate"),
+    "backup": ("homes", "operate"),
+    "restore": ("homes", "operate"),
     "up": ("services", "operate"),
     "down": ("services", "operate"),
     "status": ("services", "operate"),
@@ -121,6 +126,8 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         argv = list(sys.argv[1:] if arguments is None else arguments)
+        if line := settle(default_home()):
+            echo_error(line)
         code = app(args=argv, prog_name="draftsmith", standalone_mode=False)
         for line in drain_problems():
             echo_error(line)

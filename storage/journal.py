@@ -21,7 +21,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -58,8 +58,12 @@ class Journal:
         flow_run_id: str = "",
         pipeline_digest: str = "",
         may_promote: bool = True,
+        keys: Sequence[str] = (),
     ) -> Journal:
-        """The journal of a new run. Its id starts with the time, so that names sort by age."""
+        """The journal of a new run. Its id starts with the time, so that names sort by age.
+
+        keys: of all artifacts that it may make or use, which `draftsmith gc` leaves alone.
+        """
         run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
         journal = cls(home, run_id)
         with contextlib.ExitStack() as on_failure:
@@ -73,6 +77,7 @@ class Journal:
                 flow_run_id=flow_run_id,
                 pipeline_digest=pipeline_digest,
                 may_promote=may_promote,
+                keys=list(keys),
                 git_commit=code_state().commit,
                 draftsmith_version=draftsmith_version(),
             )
@@ -209,6 +214,22 @@ def set_damaged_aside(home: Path, aside: Path) -> int:
     return len(damaged)
 
 
+def change_mark(home: Path, name: str, before: str, now: str) -> None:
+    """Replace a mark (the fact `name`) in the entries of the promotion log that bear it: this home is a copy."""
+    if not promotions_file(home).is_file():
+        return
+    with _locked_promotions(home):
+        lines = []
+        for line in _promotion_lines(home):
+            row = _move_of(line)
+            numbers = json.loads(row.numbers) if row is not None else {}
+            if row is None or numbers.get(name) != before:
+                lines.append(line)
+            else:
+                lines.append(as_line(dataclasses.replace(row, numbers=json.dumps({**numbers, name: now}))))
+        write_whole(promotions_file(home), "\n".join(lines), durable=True)
+
+
 @contextmanager
 def _locked_promotions(home: Path) -> Iterator[IO[str]]:
     """The promotion log, opened for appending and locked."""
@@ -238,12 +259,20 @@ def damaged_promotions(home: Path) -> list[int]:
 def _read_promotions(home: Path) -> tuple[list[PromotionRow], list[int]]:
     rows, damaged = list[PromotionRow](), list[int]()
     for number, line in enumerate(_promotion_lines(home), start=1):
-        if line.strip():
-            try:
-                rows.append(from_line(line))
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                damaged.append(number)
+        row = _move_of(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            damaged.append(number)
     return sorted(rows, key=lambda row: row.promoted_at), damaged  # moves made elsewhere arrive late
+
+
+def _move_of(line: str) -> PromotionRow | None:
+    """The move in a line of the promotion log; None where it cannot be read."""
+    try:
+        return from_line(line)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 def _promotion_lines(home: Path) -> list[str]:

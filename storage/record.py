@@ -11,7 +11,7 @@ Rows that break their schema are different: they are a fault of the step that wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,15 +109,16 @@ def begin_run(
     may_promote: bool = True,
     flow_run_id: str = "",
     pipeline_digest: str = "",
+    keys: Sequence[str] = (),
 ) -> Run:
     """Open the journal of a new run.
 
     judge: the rule of the promotion gate (components/speedup/comparison/promotion_rule.py), for the releases of this
     run. how: "direct" or "prefect", with Prefect's id of the flow run. may_promote: the gate alone may move `champion`.
-    pipeline_digest: Plan.digest.
+    pipeline_digest: Plan.digest. keys: of all artifacts that the run may make or use.
     """
     facts = {"flow_run_id": flow_run_id, "pipeline_digest": pipeline_digest}
-    run_journal = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote)
+    run_journal = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote, keys=keys)
     run_id = str(run_journal.entries[0]["run_id"])
     return Run(run_id, pipeline, home, judge, run_journal, Tracker(home), may_promote=may_promote)
 

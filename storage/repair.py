@@ -12,11 +12,15 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from components.contract import UserError
 from components.files import sha256_of
@@ -38,8 +42,11 @@ DATABASES = {
     "prefect/prefect.db": "the next `draftsmith up` makes a new one, and the journals keep what ran",
 }
 PASSWORD = "prefect/auth"
+_PRESENT_VERSIONS = """
+SELECT name, version, coalesce(storage_location, source) FROM model_versions
+WHERE current_stage <> 'Deleted_Internal' ORDER BY name, version"""
 _FILES = (  # places where a file belongs, and a folder stops every command that comes by
-    r"promotions\.jsonl|services\.(json|pid)|runs/[^/]+\.jsonl|verified/[^/]+\.json|steps/[^/]+/[^/]+\.json"
+    r"promotions\.jsonl|home\.json|services\.(json|pid)|runs/[^/]+\.jsonl|verified/[^/]+\.json|steps/[^/]+/[^/]+\.json"
     r"|locks/[^/]+|logs/[^/]+/[^/]+\.log|mlflow/(moving\.json|[^/]+\.db|ready-[^/]+|[^/]+\.lock)|prefect/(prefect\.db|auth)"
     r"|history/([^/]+/)?(\.\w+\.lock|[^/]+\.(parquet|json|txt))"
 )
@@ -50,7 +57,7 @@ class Damage:
     """One thing in a home that is not as it was written. name: its name among those of its kind.
 
     kind: "artifact", "earlier" (session of one), "folder" (where a file belongs), "journal", "promotions", "history",
-    "database" or "password".
+    "database", "version" (of a registered model) or "password".
     """
 
     kind: str
@@ -77,6 +84,7 @@ def find_damage(home: Path, store: Store) -> Iterator[Damage]:
     for name in DATABASES:
         if (home / name).is_file() and (fault := database_fault(home / name, whole=True)):
             yield Damage("database", name, fault)
+    yield from _versions_without_files(home)
     if fault := _password_fault(home / PASSWORD):
         yield Damage("password", PASSWORD, fault)
 
@@ -92,6 +100,7 @@ def repair(home: Path, store: Store) -> list[str]:
         "journal": _repair_journals,
         "history": _repair_history,
         "database": _repair_databases,
+        "version": _repair_versions,
         "password": _repair_password,
     }
     lines = []
@@ -121,7 +130,8 @@ def _session_fault(path: Path, key: str) -> str:
         return str(error)
     if record["key"] != key or sessions.directory_name(record) != path.name:
         return f"its record is that of {record['key'][:12]} in session {sessions.directory_name(record)}"
-    for name, facts in record["files"].items() if record["kind"] in sessions.EVIDENCE else ():
+    is_kept = record["kind"] in sessions.EVIDENCE and not (path / sessions.COLLECTED).is_file()
+    for name, facts in record["files"].items() if is_kept else ():
         if not (path / name).is_file():
             return f"{name} is missing"
         if sha256_of(path / name) != facts["sha256"]:
@@ -172,6 +182,28 @@ def _damaged_history(home: Path) -> Iterator[Damage]:
                 yield Damage("history", str(file.relative_to(history_dir(home))), "is gone, torn or has changed")
     except UserError as error:
         yield Damage("history", table, str(error).partition(";")[0])
+
+
+def _versions_without_files(home: Path) -> Iterator[Damage]:
+    """Versions of registered models, in the database of this home, whose model is not where it should be."""
+    file = home / "mlflow" / "mlflow.db"
+    if not file.is_file() or database_fault(file):
+        return
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as database:
+        has_versions = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'model_versions'").fetchone()[
+            0
+        ]
+        rows = database.execute(_PRESENT_VERSIONS).fetchall() if has_versions else []
+    for name, version, address in rows:
+        parts = urlsplit(address or "")
+        folder = Path(url2pathname(parts.path))
+        is_ours = folder.is_relative_to((home / "mlflow").absolute())
+        if parts.scheme in ("", "file") and not (folder / "MLmodel" if is_ours else folder).exists():
+            yield Damage("version", f"{name} version {version}", f"cannot be loaded: its files are not in {folder}")
+
+
+def _repair_versions(home: Path, store: Store, damages: list[Damage]) -> list[str]:
+    return [f"{damage.name} {damage.fault}; `draftsmith resync` makes them from its release" for damage in damages]
 
 
 def _repair_folders(home: Path, store: Store, damages: list[Damage]) -> list[str]:

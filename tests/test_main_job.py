@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tiny_pipeline import (
     artifacts,
     draftsmith,
     draftsmith_killed,
+    environment,
     finished_at,
     rows,
     write_pipeline,
@@ -24,6 +28,7 @@ from tiny_pipeline import (
 from tiny_targets import Family
 
 from storage.artifacts.store import Store
+from storage.repair import find_damage
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,38 @@ def test_a_release_is_measured_again_in_every_session_and_nothing_is_trained(fin
     assert [row["promotion_id"].split("-model-")[0] for row in told if row["action"] == "evidence"] == [
         f"evidence-{sessions[0]}"
     ], "the log says of which version, and what it was before"
+
+
+def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp_path: Path) -> None:
+    """With the original out of reach: SQL, registry, a version loaded, another run; nothing appears elsewhere."""
+    home, file = finished("llama")
+    asked = "SELECT run_id, status FROM run ORDER BY 1"
+    copy, away, before = tmp_path / "copy", home.with_name("away"), rows(home, asked)
+    shutil.copytree(home, copy)
+    home.rename(away)
+    try:
+        original = {path: path.stat().st_mtime_ns for path in away.rglob("*")}
+        answered = draftsmith(copy, "query", asked, "--format", "json")
+        assert [list(row.values()) for row in json.loads(answered.stdout)] == before
+        assert f"{copy} was moved here from {home}: " in answered.stderr
+        log = (copy / "promotions.jsonl").read_text().splitlines()
+        model = json.loads(log[0])["name"]
+        shown = draftsmith(copy, "show", model, "--json")
+        assert shown.stderr == "" and "candidate" in json.loads(shown.stdout)["versions"][0]["aliases"]
+        code = f"import mlflow; print(mlflow.pyfunc.load_model('models:/{model}@candidate').predict(['def add(']))"
+        tracking = {**environment(copy), "MLFLOW_TRACKING_URI": f"sqlite:///{copy}/mlflow/mlflow.db"}
+        served = subprocess.run([sys.executable, "-c", code], env=tracking, capture_output=True, text=True, check=False)
+        assert "'num_tokens'" in served.stdout, served.stderr[-2000:]
+        again = draftsmith(copy, "run", "tiny", "--direct", "--file", str(file), "--force", "release")
+        assert again.returncode == 0 and f"registered as      {model}" in again.stdout, again.stdout + again.stderr
+        moved_on = [
+            json.loads(line)["action"] for line in (copy / "promotions.jsonl").read_text().splitlines()[len(log) :]
+        ]
+        assert moved_on[0] == "evidence", "its version has the newer release"
+        assert not list(find_damage(copy, Store(copy)))
+        assert not home.exists() and {path: path.stat().st_mtime_ns for path in away.rglob("*")} == original
+    finally:
+        away.rename(home)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

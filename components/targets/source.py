@@ -132,7 +132,7 @@ def open_record(path: Path) -> tuple[Path, JsonObject]:
             )
         folder = find_folder(model, True)  # the permission is for this name, not for any folder that the record names
     elif record["folder"]:
-        folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else Path(record["folder"])
+        folder = _BUILTIN_FOLDER if record["folder"] == BUILTIN else _in_home_of(path, Path(record["folder"]))
     else:  # a release on another machine: `model` must be a hub id
         folder = find_folder(model)
     for name, facts in record["files"].items():
@@ -143,6 +143,14 @@ def open_record(path: Path) -> tuple[Path, JsonObject]:
         if now.stat().st_size != facts["size"] or (small and sha256_of(now) != facts["sha256"]):
             raise UserError(f"{now}: changed since the target was loaded; run the pipeline again to use the new file")
     return folder, record
+
+
+def _in_home_of(path: Path, folder: Path) -> Path:
+    """The folder of a target that a step has made, in the home around `path`: homes are copied and moved."""
+    if folder.parent.name != "store":
+        return folder
+    nearby = (above / "store" / folder.name for above in path.absolute().parents)
+    return next((place for place in nearby if place.is_dir()), folder)
 
 
 def local_folder(model: str) -> Path | None:

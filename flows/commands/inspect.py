@@ -31,12 +31,17 @@ LOG = ("when (UTC)", "alias", "what", "from", "to", "who", "why")
 
 def show(
     key: Annotated[str, typer.Argument(help="A key, or the beginning of one; or the name of a registered model.")],
-    as_json: Annotated[bool, typer.Option("--json", help="artifact.json as it is.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="artifact.json as it is, or of a model all versions and moves.")
+    ] = False,
 ) -> None:
     """One artifact: what it is, what it was made from, where it lies. Or a registered model: who moved which alias."""
     store = Store()
     if is_model(store.home, key):
-        print_model(store.home, key, out)
+        if as_json:
+            print_model_json(store.home, key)
+        else:
+            print_model(store.home, key, out)
         return
     full_key = store.resolve(key)
     if as_json:
@@ -130,6 +135,8 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
         say("to look at", store.path_of(key) / "sample.html")
     elsewhere = presence.fault == "absent"  # its record came from the shared store
     state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {presence.fault}"
+    if store.is_collected(key):
+        state = f"its files were collected by draftsmith gc; draftsmith run {record.get('pipeline')} makes them again"
     say("state", "whole" if presence.artifact is not None else state)
     say("made by", f"{record.get('uses', '?')} as step {record.get('step', '?')} of {record.get('pipeline', '?')}")
     when = datetime.fromtimestamp(content["finished_at"], UTC).isoformat(" ", "seconds")
@@ -186,6 +193,17 @@ def print_model(home: Path, name: str, console: Console) -> None:
             f"{journal.promotions_file(home)}: {len(damaged)} lines cannot be read, and are left out above; "
             "`draftsmith doctor --repair` sets them aside, and takes them from the history"
         )
+
+
+def print_model_json(home: Path, name: str) -> None:
+    """The versions of a model with their facts, its promotion log, and what is not as it was sealed, as one object."""
+    notice_moves(home)
+    versions = [{"version": number, "aliases": at, "facts": tags} for number, at, tags in versions_of(home, name)]
+    log = [json.loads(journal.as_line(row)) for row in journal.promotions(home) if row.name == name]
+    for move in log:
+        move["numbers"] = json.loads(move["numbers"])
+    changed = changed_facts(home, name)
+    echo(json.dumps({"model": name, "versions": versions, "log": log, "changed": changed}, indent=1))
 
 
 def _version(number: int, aliases: list[str], tags: dict[str, str]) -> list[str]:

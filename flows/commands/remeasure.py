@@ -95,7 +95,7 @@ def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
         raise UserError(f"remeasure {reference}: no step before it measures on a machine")
     needed = {name for step in plan.steps if step.name in again for name in step.input_names()} - again
     for step in plan.steps:
-        if step.name in needed and not step.reused:
+        if step.name in needed and (not step.reused or step.collected):
             raise UserError(f"remeasure {reference}: step '{step.name}' would have to run ({step.reason}); {makes}")
     kept = [step for step in plan.steps if step.name in again | needed]
     steps = [

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contract import Artifact, NothingNew, Target
+from components.contract import KINDS, Artifact, NothingNew, Target
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
@@ -84,6 +84,12 @@ class Engine:
     def run_step(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> Artifact:
         """Reuse or make one step. `artifacts` holds at least everything named in its inputs."""
         started = time.monotonic()
+        if step.collected:
+            content = self.store.record_of(step.key)
+            bare = KINDS[step.kind](key=step.key, path=self.store.path_of(step.key), info=dict(content["info"]))
+            self.on_event(step, {"event": "reused", "seconds": 0.0, "key": step.key})
+            self.on_finished(step, bare, dict(content["record"]), 0.0, True)
+            return bare
         with self._key_lock(step):
             self.store.settle(step.key)  # of a kill just before it was in its place: it is an earlier session then
             reusable = self._reusable(step)
@@ -140,6 +146,10 @@ class Engine:
         if step.forced:
             self.store.discard_staging(step.key)
         log = self.log_of(step)
+        for name in step.input_names():
+            if not artifacts[name].path.is_dir():  # what was to be reused has turned out to be broken
+                message = f"its input '{name}' was collected by `draftsmith gc`; the same command makes both now"
+                raise StepFailed(step.name, message, log)
         started_at, began = time.time(), time.monotonic()  # a clock may be set meanwhile: durations do not follow it
         attempts = step.retries + 1
         for attempt in range(1, attempts + 1):

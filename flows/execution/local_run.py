@@ -60,6 +60,7 @@ def execute(
         may_promote=plan.approval_minutes is None,
         flow_run_id=flow_run_id,
         pipeline_digest=plan.digest,
+        keys=[*(artifact.key for artifact in plan.sources.values()), *(step.key for step in plan.steps)],
     )
     running_steps: dict[str, PlannedStep] = {}
     artifacts: dict[str, Artifact] = {}

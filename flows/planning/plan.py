@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +46,7 @@ class PlannedStep:
     inputs:   parameter -> name(s) of the steps, or outside references ("store:KEY"), that fill it.
     key:      names the artifact. reused: it is in the store, whole. reason: why it runs, or why not.
     measures: it runs alone on its machine, and its key depends on the machine.
+    collected: only its record is left (`draftsmith gc`), and nothing that runs needs more; it counts as reused.
     runs_on:  here, or the cluster that carries its shards; not part of the key, since the bytes are the same.
     parts:    what went into the key, for `draftsmith plan` to compare next time.
     """
@@ -67,6 +68,7 @@ class PlannedStep:
     line: int = 0
     forced: bool = False
     runs_on: RunsOn = HERE
+    collected: bool = False
 
     def input_names(self) -> list[str]:
         """All names in `inputs`, flat."""
@@ -218,6 +220,7 @@ def make_plan(
         step.name: _plan_step(step, parts[step.name], store, history, forced, seed=seed, device=device)
         for step in wiring.steps
     }
+    _leave_collected(wiring, planned, selected, store)
     _require_present(wiring, planned, selected, options.from_step)
     return Plan(
         pipeline=pipeline,
@@ -246,7 +249,9 @@ def _past_parts(wiring: Wiring, store: Store, past: Mapping[str, str]) -> PartsB
     measured = _with_followers(wiring, {step.name for step in wiring.steps if step.function.measures})
     past_parts: PartsByStep = {}
     for step in wiring.steps:
-        if step.name in past and step.name not in measured and store.probe(past[step.name]).artifact is not None:
+        if step.name not in past or step.name in measured:
+            continue
+        if store.is_collected(past[step.name]) or store.probe(past[step.name]).artifact is not None:
             past_parts[step.name] = store.record_of(past[step.name])["record"]["parts"]
     return past_parts
 
@@ -308,6 +313,17 @@ def _plan_step(
         runs_on=step.runs_on,
         parts=parts,
     )
+
+
+def _leave_collected(wiring: Wiring, planned: dict[str, PlannedStep], selected: set[str], store: Store) -> None:
+    """Reuse the bare record of an artifact that was collected, where every step that takes it as an input is reused."""
+    for name in (step.name for step in reversed(wiring.steps) if step.name in selected):
+        step = planned[name]
+        users = [user for user in planned.values() if user.name in selected and name in user.input_names()]
+        is_needed = step.forced or not users or not all(user.reused for user in users)
+        if not step.reused and store.is_collected(step.key):
+            reason = "its files were collected" if is_needed else "reused: collected, and nothing that runs needs it"
+            planned[name] = replace(step, reason=reason, reused=not is_needed, collected=not is_needed)
 
 
 def _select(wiring: Wiring, names: tuple[str, ...], option: str) -> set[str]:

@@ -159,16 +159,18 @@ def newest_report(home: Path) -> str:
 
 
 def _latest_experiment(services: Services) -> str:
-    """The experiment that was used last; MLflow's own first one while there is no other."""
-    query = "max_results=1&order_by=last_update_time%20DESC"
+    """The experiment of the newest run; MLflow's own first one while there is no run."""
+    address, headers = f"{services.mlflow_url}/api/2.0/mlflow", mlflow_headers(services)
+    newest = {"max_results": 1, "order_by": ["attributes.start_time DESC"]}
     try:
-        answer = fetch(
-            f"{services.mlflow_url}/api/2.0/mlflow/experiments/search?{query}", headers=mlflow_headers(services)
-        )
+        found = fetch(f"{address}/experiments/search?max_results=1000", headers=headers) or {}
+        experiments = [experiment["experiment_id"] for experiment in found.get("experiments", [])]
+        body = {"experiment_ids": experiments, **newest}
+        answer = fetch(f"{address}/runs/search", body=body, headers=headers | {"Content-Type": "application/json"})
     except ApiError:
         return "0"
-    experiments = (answer or {}).get("experiments") or [{"experiment_id": "0"}]
-    return str(experiments[0]["experiment_id"])
+    runs = (answer or {}).get("runs") or [{"info": {"experiment_id": "0"}}]
+    return str(runs[0]["info"]["experiment_id"])
 
 
 def memory_mib(home: Path) -> float:

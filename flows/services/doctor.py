@@ -39,6 +39,7 @@ from flows.services.client import (
 from flows.services.processes import Settings, check_ports
 from flows.services.supervisor import processes_of_home
 from storage.artifacts.store import Store
+from storage.home import read_identity, settle
 from storage.registry.tracking import database_fault
 from storage.repair import find_damage
 
@@ -72,6 +73,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield from _check_versions()
     yield _check_torch()
     yield _check_disk(home)
+    yield _check_identity(home)
     yield from _check_databases(home)
     yield from _check_damages(home)
     yield _check_password(home)
@@ -116,6 +118,17 @@ def _check_disk(home: Path) -> Finding:
     if free < LITTLE_DISK:
         return Finding("bad" if free < NO_DISK else "note", what, "features and checkpoints take gigabytes: free some")
     return Finding("ok", what)
+
+
+def _check_identity(home: Path) -> Finding:
+    """Every command leads a home that was copied or moved to its new place; one that cannot be written stays behind."""
+    identity = read_identity(home)
+    if identity is None:
+        return Finding("ok", f"{home}: no identity yet: the first run gives it one")
+    if settle(home):
+        remedy = "make it writable: the next command then leads its addresses here"
+        return Finding("bad", f"{home} is home {identity.home_id[:8]} of {identity.path}, and was not led here", remedy)
+    return Finding("ok", f"home {identity.home_id[:8]} is at its place")
 
 
 def _check_databases(home: Path) -> Iterator[Finding]:
@@ -177,7 +190,8 @@ def _check_damages(home: Path) -> Iterator[Finding]:
     store, is_whole = Store(home), True
     for damage in find_damage(home, store):
         is_whole = False
-        yield Finding("bad", f"{damage.kind}: {damage.name[:40]} {damage.fault}", "draftsmith doctor --repair")
+        remedy = "draftsmith resync" if damage.kind == "version" else "draftsmith doctor --repair"
+        yield Finding("bad", f"{damage.kind}: {damage.name[:40]} {damage.fault}", remedy)
     if is_whole:
         yield Finding("ok", f"{len(store.keys())} artifacts, the history, journals and the promotion log are whole")
 

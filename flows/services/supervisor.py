@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,8 @@ HEARD_WITHIN_S = 120.0  # a worker sends a heartbeat every 30 s
 STARTS_WITHIN_S = 240.0
 MAX_BACKOFF_S = 30.0
 SETTLED_AFTER_S = 60.0  # a part that lived so long starts its back-off anew
-MAX_LOG_BYTES = 20 << 20
+MAX_LOG_BYTES = 20 << 20  # and as much again in .log.old
+LOGS_CHECKED_EVERY_S = 30.0
 RECONCILE_EVERY_S = 5.0
 LEFTOVERS_END_WITHIN_S = 10.0
 
@@ -80,6 +82,7 @@ class Supervisor:
     running: dict[str, PartProcess] = field(default_factory=dict)
     asked_to_stop: threading.Event = field(default_factory=threading.Event)
     migrating: IO[str] | None = None
+    logs_checked: float = 0.0  # monotonic, s
 
     def run(self) -> None:
         """Start, watch and stop all parts; returns after SIGTERM or SIGINT."""
@@ -115,6 +118,10 @@ class Supervisor:
                 self._start(child)
                 changed = True
             changed |= self._probe(child)
+        if time.monotonic() - self.logs_checked > LOGS_CHECKED_EVERY_S:
+            self.logs_checked = time.monotonic()
+            for log in self.settings.logs.glob("*.log"):
+                bound_log(log)
         if changed:
             self._write_state()
 
@@ -306,11 +313,21 @@ def state_file(home: Path) -> Path:
 
 
 def open_log(file: Path) -> IO[bytes]:
-    """Open a log for appending; one that has grown too large is renamed first."""
+    """Open a log for appending."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_file() and file.stat().st_size > MAX_LOG_BYTES:
-        file.replace(file.with_suffix(".log.old"))
+    if file.is_file():
+        bound_log(file)
     return file.open("ab")
+
+
+def bound_log(file: Path) -> None:
+    """Empty a log that has grown too large, after copying it to .log.old; who has it open for appending goes on in it.
+
+    A line that is written between the two is lost.
+    """
+    if file.stat().st_size > MAX_LOG_BYTES:
+        shutil.copyfile(file, file.with_suffix(".log.old"))
+        os.truncate(file, 0)
 
 
 def log_line(line: str) -> None:

@@ -39,6 +39,8 @@ class Session:
     is_newest: bool
 
 
+COLLECTED = "collected"
+"""A file beside the record of an artifact whose files `draftsmith gc` has deleted (storage/collect.py)."""
 _NAME = re.compile(r"\w[\w-]{0,127}")
 
 
@@ -99,6 +101,21 @@ def earlier_paths(home: Path, key: str) -> list[Path]:
     return sorted(path for path in folder.iterdir() if (path / RECORD_FILE).is_file()) if folder.is_dir() else []
 
 
+def collected_path(home: Path, key: str) -> Path | None:
+    """The directory with the record of an artifact that was collected last; None where none was."""
+    paths = [path for path in earlier_paths(home, key) if (path / COLLECTED).is_file()]
+    return paths[-1] if paths else None
+
+
+def delete_files(path: Path) -> None:
+    """Delete the files of an artifact; its record stays. It can be repeated, and killed at any moment."""
+    content = read_record(path)
+    for name in content["files"] if content is not None else ():
+        (path / name).unlink(missing_ok=True)
+    for folder in sorted((inner for inner in path.rglob("*") if inner.is_dir()), reverse=True):
+        folder.rmdir()
+
+
 def thin(path: Path, newer: Path) -> None:
     """Delete from an earlier session what need not be kept twice. It can be repeated, and killed at any moment.
 
@@ -108,11 +125,8 @@ def thin(path: Path, newer: Path) -> None:
     content, now = read_record(path), read_record(newer)
     if content is None or now is None:
         return
-    if content["kind"] not in EVIDENCE:
-        for name in content["files"]:
-            (path / name).unlink(missing_ok=True)
-        for folder in sorted((inner for inner in path.rglob("*") if inner.is_dir()), reverse=True):
-            folder.rmdir()
+    if content["kind"] not in EVIDENCE or (path / COLLECTED).is_file():
+        delete_files(path)
         return
     for name, facts in content["files"].items():
         same = now["files"].get(name)

@@ -310,6 +310,30 @@ class Store:
         flush(place.parent)
         flush(place.parent.parent)
 
+    def collect(self, key: str) -> None:
+        """Delete the files of an artifact and keep its record, which says what it was and how to make it again.
+
+        Hold `lock(key)`. A kill in the middle leaves it whole in the store, or collected.
+        """
+        content = read_checked(self.path_of(key))
+        place = sessions.earlier_dir(self.home, key) / sessions.directory_name(content)
+        (self.path_of(key) / sessions.COLLECTED).touch()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(self.path_of(key), place)
+        flush(place.parent)
+        (self.home / "verified" / f"{key}.json").unlink(missing_ok=True)
+        sessions.delete_files(place)
+
+    def is_collected(self, key: str) -> bool:
+        """Whether an artifact was made here, and only its record is left."""
+        return not self.path_of(key).is_dir() and sessions.collected_path(self.home, key) is not None
+
+    def collected_keys(self) -> list[str]:
+        """The keys of all artifacts of which only the record is left."""
+        folder = self.home / "earlier"
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return [name for name in names if sessions.is_path_part(name) and self.is_collected(name)]
+
     def discard_staging(self, key: str) -> None:
         """Delete what an unfinished step has written (used when a step is forced to start again)."""
         shutil.rmtree(self.home / "partial" / key, ignore_errors=True)
@@ -325,11 +349,15 @@ class Store:
     def record_of(self, key: str) -> ArtifactRecord:
         """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at.
 
+        Also of one whose files were collected.
+
         Raises:
             FileNotFoundError: there is none.
             DamagedRecord: it is not as it was written.
         """
         path = self.path_of(key)
+        if not path.is_dir() and "." not in key:
+            path = sessions.collected_path(self.home, key) or path
         if not (path / RECORD_FILE).exists():
             content = self.remote.record(key) if self.remote is not None else None
             if content is None:
@@ -365,6 +393,8 @@ class Store:
                 )
             return f"{key}.{names[0]}"
         matches = [key for key in self.keys() if key.startswith(prefix)] if prefix else []
+        if not matches and prefix:
+            matches = [key for key in self.collected_keys() if key.startswith(prefix)]
         if not matches and prefix and self.remote is not None:
             matches = [key for key in self.remote.keys() or () if key.startswith(prefix)]
         if len(matches) == 1:

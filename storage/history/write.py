@@ -108,7 +108,7 @@ def record_all(home: Path, store: Store) -> dict[str, str]:
     They are left out, so that one bad artifact cannot hide the others.
     """
     store.settle_all()
-    unread, keys = {}, store.keys()
+    unread, keys = {}, [*store.collected_keys(), *store.keys()]
     for key in keys:
         try:
             record_key(home, store, key)
@@ -122,7 +122,8 @@ def record_key(home: Path, store: Store, key: str) -> None:
     for session in reversed(store.sessions(key)):
         if not session.is_newest:
             record_artifact(home, session.path)
-    record_artifact(home, store.path_of(key))
+    if not store.is_collected(key):
+        record_artifact(home, store.path_of(key))
 
 
 def unread_reason(error: Exception) -> str:

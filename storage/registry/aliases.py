@@ -24,10 +24,10 @@ from storage.artifacts.sync import send_promotion
 from storage.history.files import rows_of
 from storage.history.records import PromotionRow, new_promotion
 from storage.history.write import UNREADABLE, record_promotion
+from storage.home import MARK
 from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, mlflow_error
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
-MARK = "draftsmith.registry"  # a tag of the experiment RELEASES, and a fact of each move
 
 
 def mark_of(home: Path, client: MlflowClient) -> str:

@@ -27,8 +27,9 @@ from storage import journal
 from storage.artifacts.sessions import require_path_part
 from storage.artifacts.store import Store
 from storage.history.records import PromotionRow, new_promotion
+from storage.home import MARK
 from storage.registry import aliases as alias_moves
-from storage.registry.aliases import MARK, mark_of
+from storage.registry.aliases import mark_of
 from storage.registry.tracking import KEY_TAG, MlflowClient
 from storage.registry.versions import SESSION_TAG, ReleaseFacts, facts_of, tags_of
 

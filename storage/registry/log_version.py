@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import mlflow.pyfunc
@@ -26,26 +27,23 @@ SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "
 
 
 def log_version(request: VersionRequest) -> int:
-    """Log and register the version; returns its number."""
+    """Log and register the version; returns its number. With `restore_to` only its files are made: 0."""
     home = Path(request["home"])
     client = open_client(home)
     mlflow.set_tracking_uri(client.tracking_uri)
     mlflow.set_registry_uri(client.tracking_uri)
     name = request["name"]
     run = request["source_run"]
+    if request["restore_to"] is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            mlflow.pyfunc.save_model(path=request["restore_to"], **_content(request, Path(scratch)))
+        return 0
     if run is None:
         experiment = ensure_experiment(home, client, RELEASES)
         run = client.create_run(experiment, tags=request["tags"], run_name=name).info.run_id
         client.set_terminated(run)
     with tempfile.TemporaryDirectory() as scratch, mlflow.start_run(run_id=run):
-        model = mlflow.pyfunc.log_model(
-            name="release",
-            python_model=request["code"],
-            artifacts={"release": request["release"]},
-            model_config=SERVING,
-            code_paths=[str(copy_of_components(Path(scratch), request["with_builtin"]))],
-            pip_requirements=request["requirements"],
-        )
+        model = mlflow.pyfunc.log_model(name="release", **_content(request, Path(scratch)))
     try:
         client.create_registered_model(name, description=_ABOUT)
     except MlflowException as error:
@@ -55,6 +53,17 @@ def log_version(request: VersionRequest) -> int:
         name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
     )
     return int(version.version)
+
+
+def _content(request: VersionRequest, scratch: Path) -> dict[str, Any]:
+    """What a version is made of, as MLflow's functions take it."""
+    return {
+        "python_model": request["code"],
+        "artifacts": {"release": request["release"]},
+        "model_config": SERVING,
+        "code_paths": [str(copy_of_components(scratch, request["with_builtin"]))],
+        "pip_requirements": request["requirements"],
+    }
 
 
 def copy_of_components(scratch: Path, with_builtin: bool) -> Path:

@@ -24,10 +24,11 @@ from storage import journal
 from storage.artifacts.remote import shared_store
 from storage.artifacts.sync import catch_up_promotions
 from storage.history.records import PromotionRow, as_time, new_promotion
+from storage.home import MARK
 from storage.registry import aliases as alias_moves
 from storage.registry import evidence
 from storage.registry import versions as model_versions
-from storage.registry.aliases import MARK, aliases_of, mark_of, moves_in_registry
+from storage.registry.aliases import aliases_of, mark_of, moves_in_registry
 from storage.registry.evidence import release_of, sealed_tags
 from storage.registry.promotion_gate import Decision, decide
 from storage.registry.tracking import (
@@ -102,7 +103,15 @@ def register(
         version = next((candidate for candidate in reversed(numbers) if _is_release(client, candidate, facts)), None)
         is_new = version is None
         if version is None:
+            if (gone := _deleted_version(home, client, facts)) is not None:
+                note = (
+                    f"{facts.name} version {gone} was deleted in MLflow and stays so; made anew, its release is another"
+                )
+                return RegisteredVersion(facts.name, gone, False, (), note)
             version = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
+        elif (folder := model_versions.missing_files(client, home, facts.name, version)) is not None:
+            model = code or model_versions.MODEL_CODE
+            model_versions.log_version(home, release, facts, source_run, model, restore_to=folder)
         tags = tags_of(client, facts.name, version)
         renewed = evidence.is_newer(facts, tags)
         if renewed:
@@ -175,9 +184,11 @@ def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
         raise UserError(f"rollback {name}: say why (--why), the promotion log keeps it")
     with _registry(home) as client:
         require_model(client, name)
-        number = aliases_of(client, name).get("previous")
+        aliases = aliases_of(client, name)
+        number = aliases.get("previous")
         if number is None:
-            raise UserError(f"rollback {name}: no version has the alias 'previous', there was one champion only")
+            why = "there was one champion only" if "champion" in aliases else "and none is champion"
+            raise UserError(f"rollback {name}: no version has the alias 'previous', {why}")
         _move(home, client, name, "champion", number, "rollback", reason)
     return RegisteredVersion(name, number, False, ("champion",), f"{name} is back at version {number}")
 
@@ -291,6 +302,22 @@ def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
     catch_up_promotions(home)
     alias_moves.finish_interrupted(home, client)
     return alias_moves.log_external_moves(home, client)
+
+
+def _deleted_version(home: Path, client: MlflowClient, facts: ReleaseFacts) -> int | None:
+    """The version that this session of a release was, where somebody has deleted it in MLflow and left its model."""
+    models = client.search_registered_models(f"name = '{facts.name}'")
+    if not models:
+        return None
+    born = as_time(models[0].creation_timestamp / 1000)  # moves from before are of a model that was lost as a whole
+    present, mark = alias_moves.version_numbers(client, facts.name), mark_of(home, client)
+    for row in reversed(journal.promotions(home)):
+        is_of_model = row.name == facts.name and row.to_version is not None and row.promoted_at >= born
+        numbers = json.loads(row.numbers) if is_of_model else {}
+        logged = [numbers.get(name) for name in (MARK, KEY_TAG, SESSION_TAG)]
+        if logged == [mark, facts.release_key, facts.session] and row.to_version not in present:
+            return row.to_version
+    return None
 
 
 def _is_release(client: MlflowClient, version: int, facts: ReleaseFacts) -> bool:

@@ -25,6 +25,7 @@ from components.contract import UserError
 from components.files import flush, locked
 from storage import journal
 from storage.artifacts.store import Store
+from storage.home import settle
 from storage.redaction import without_secrets
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def ensure_database(home: Path) -> str:
         if not (ready.is_file() and file.is_file()):
             _make_database(file, whole=any(file.parent.glob("ready-*")))
             ready.touch()
+        if line := settle(home):
+            logging.getLogger(__name__).warning(line)
     return uri
 
 

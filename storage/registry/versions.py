@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TypedDict
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from components.contract import UserError
 from components.outside_json import JsonObject
@@ -331,8 +333,19 @@ def _table_row(*cells: str) -> str:
     return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
 
+def missing_files(client: MlflowClient, home: Path, name: str, version: int) -> Path | None:
+    """The folder below this home where a version's files should be, if they are not; None where nothing is missing."""
+    address = urlsplit(client.get_model_version_download_uri(name, str(version)))
+    folder = Path(url2pathname(address.path))
+    is_ours = address.scheme in ("", "file") and folder.is_relative_to((home / "mlflow" / "artifacts").absolute())
+    return folder if is_ours and not (folder / "MLmodel").is_file() else None
+
+
 class VersionRequest(TypedDict):
-    """What the child process is told. code: the model file; with_builtin: copy the built-in target's weights too."""
+    """What the child process is told. code: the model file; with_builtin: copy the built-in target's weights too.
+
+    restore_to: the folder of a version whose files are lost, to make them again; None registers a new version.
+    """
 
     home: str
     release: str
@@ -342,10 +355,16 @@ class VersionRequest(TypedDict):
     code: str
     with_builtin: bool
     requirements: list[str]
+    restore_to: str | None
 
 
-def log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str | None, code: Path) -> int:
-    """Log and register a version in a child process; its memory is returned and torch stays out of this one."""
+def log_version(
+    home: Path, release: Path, facts: ReleaseFacts, source_run: str | None, code: Path, restore_to: Path | None = None
+) -> int:
+    """Log and register a version in a child process; its memory is returned and torch stays out of this one.
+
+    restore_to: only make the lost files of a version again, in this folder.
+    """
     request: VersionRequest = {
         "home": str(home),
         "release": str(release),
@@ -355,6 +374,7 @@ def log_version(home: Path, release: Path, facts: ReleaseFacts, source_run: str 
         "code": str(code),
         "with_builtin": facts.target == "builtin",
         "requirements": [f"{package}=={installed_version(package).split('+')[0]}" for package in REQUIREMENTS],
+        "restore_to": str(restore_to) if restore_to is not None else None,
     }
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
     done = subprocess.run(

@@ -174,6 +174,10 @@ def test_the_three_links_open_on_what_one_wants(place: ServedHome, tmp_path: Pat
     said = place.draftsmith("status").stdout
     links = {what: line.split(what, 1)[1].strip() for line in said.splitlines() for what in LINKS if what in line}
     assert list(links) == list(LINKS), said
+    opened = links["models, numbers"].split("/experiments/")[1].split("/")[0]
+    database = sqlite3.connect(f"file:{place.home}/mlflow/mlflow.db?mode=ro", uri=True)
+    names = database.execute("SELECT name FROM experiments WHERE experiment_id = ?", (opened,)).fetchall()
+    assert names == [("garden",)], "not an experiment without runs"
     with Browser(tmp_path / "browser") as page:
         for what, (where, seen) in LINKS.items():
             assert where in links[what]

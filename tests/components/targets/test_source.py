@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tiny_targets import make_tiny_target
 from components.contract import UserError
 from components.targets import load_target
 from components.targets.load import open_target, open_tokenizer
-from components.targets.source import load_target_fingerprint, model_name
+from components.targets.source import load_target_fingerprint, model_name, open_record
 
 
 @pytest.mark.parametrize("model", ["./no/such/folder", "nowhere", "/no/such/folder"])
@@ -62,6 +64,20 @@ def test_a_file_changed_after_loading_is_noticed(copied: Path, tmp_path: Path) -
     (copied / "model.safetensors").unlink()
     with pytest.raises(UserError, match="gone since"):
         open_tokenizer(target)
+
+
+def test_a_release_finds_the_target_that_a_step_made_in_its_own_home(tmp_path: Path) -> None:
+    """A copied home reads nothing from the original, which may be gone; models in MLflow lie deeper below it."""
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    made = make_tiny_target("qwen3", home / "store" / "k1")
+    record = {"model": str(made), "folder": str(made), "trust_remote_code": False, "dtype": None, "files": {}}
+    for place in ("store/k2/draftsmith", "mlflow/artifacts/releases/models/m-1/artifacts/release/draftsmith"):
+        (home / place).mkdir(parents=True)
+        (home / place / "target.json").write_text(json.dumps(record))
+    shutil.copytree(home, copy)
+    for place in (copy / "store/k2/draftsmith", next((copy / "mlflow").rglob("draftsmith"))):
+        assert open_record(place)[0] == copy / "store" / "k1"
+    assert open_record(home / "store/k2/draftsmith")[0] == made
 
 
 def test_the_key_follows_the_weights_not_the_place_or_the_time(copied: Path, tmp_path: Path) -> None:

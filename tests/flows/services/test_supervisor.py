@@ -159,11 +159,19 @@ def test_down_ends_what_a_killed_supervisor_has_left(settings: Settings) -> None
     assert stop(settings.home) is False
 
 
-def test_a_log_that_has_grown_too_large_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_grows_too_large_begins_anew_while_its_part_goes_on_writing(
+    settings: Settings, supervisor_of: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(services, "MAX_LOG_BYTES", 10)
-    log = tmp_path / "logs" / "part.log"
-    for line in (b"0123456789ABC\n", b"new\n"):
-        with services.open_log(log) as file:
-            file.write(line)
+    log = settings.logs / "part.log"
+    with services.open_log(log) as file:
+        for number in range(3):
+            file.write(b"%d123456789ABC\n" % number)
+            file.flush()
+            supervisor = supervisor_of()  # each looks at the logs in its first tick
+            supervisor.logs_checked = float("-inf")
+            supervisor.tick()
+            assert log.stat().st_size == 0
+        file.write(b"new\n")
     assert log.read_bytes() == b"new\n"
-    assert log.with_suffix(".log.old").read_bytes() == b"0123456789ABC\n"
+    assert log.with_suffix(".log.old").read_bytes() == b"2123456789ABC\n"

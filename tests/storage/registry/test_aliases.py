@@ -121,6 +121,14 @@ def test_an_alias_moved_by_hand_is_logged_once_as_such_and_is_where_the_next_mov
     monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
     assert main(["show", NAME]) == 0
     assert "moved in MLflow, not by Draftsmith" in capfd.readouterr().out
+    assert main(["show", NAME, "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert [(version["version"], version["aliases"]) for version in shown["versions"]] == [
+        (1, ["canary"]),
+        (2, ["challenger", "champion"]),
+    ]
+    assert shown["versions"][1]["facts"]["draftsmith.draft_key"] == "d2" and not shown["changed"]
+    assert [move["action"] for move in shown["log"]][-3:] == ["external"] * 3
     client.set_registered_model_alias(NAME, "champion", "1")
     promote(home, NAME, 2, "again", force=True, judge=judge)  # notices first
     assert champion_moves(home)[1:] == [("external", 1, 2), ("external", 2, 1), ("force", 1, 2)]

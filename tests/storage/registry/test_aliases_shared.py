@@ -17,7 +17,8 @@ from storage.artifacts import remote as remote_store
 from storage.artifacts import sync as sharing
 from storage.artifacts.remote import VARIABLE
 from storage.artifacts.store import Store
-from storage.registry.aliases import MARK, aliases_of, mark_of
+from storage.home import MARK
+from storage.registry.aliases import aliases_of, mark_of
 from storage.registry.registry import notice_moves, promote
 from storage.registry.tracking import RELEASES, open_client, tracking_uri
 

@@ -86,7 +86,7 @@ def test_a_drafter_not_worth_using_is_a_candidate_only_and_wrong_names_cost_one_
     assert (made.name, made.aliases) == ("org-Some-Model-eagle3", ("candidate",))
     with pytest.raises(UserError, match="there is no version 7 \\(the newest is 1\\)"):
         promote(home, made.name, 7, "why", judge=judge)
-    with pytest.raises(UserError, match="no version has the alias 'previous'"):
+    with pytest.raises(UserError, match="no version has the alias 'previous', and none is champion"):
         rollback(home, made.name, "why")
     with pytest.raises(UserError, match="say why"):
         promote(home, made.name, 1, " ", force=True, judge=judge)

@@ -1,0 +1,91 @@
+"""du, gc, backup and restore as they are called: what is told, what stays, what a plan makes anew afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_garden import Cli, grow
+
+from flows.execution.engine import Engine
+from flows.planning.plan import Plan
+from storage.artifacts.store import Store
+
+
+def kinds(store: Store) -> list[str]:
+    return sorted(store.record_of(key)["kind"] for key in store.keys())  # noqa: SIM118
+
+
+def to_run(plan: Plan) -> list[str]:
+    return [step.name for step in plan.steps if not step.reused]
+
+
+@pytest.fixture
+def grown(file: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home in which the garden was grown once, with a pipelines file beside it."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    grow(file)
+    return home
+
+
+def test_du_counts_every_byte_by_kind_and_by_pipeline(grown: Path, draftsmith: Cli) -> None:
+    code, out, _ = draftsmith("du", "--format", "json")
+    rows = {(row["by"], row["name"]): row for row in json.loads(out)}
+    assert code == 0 and rows["kind", "Draft"]["artifacts"] == 2 and rows["kind", "Measurements"]["artifacts"] == 4
+    total = sum(path.stat().st_size for path in grown.rglob("*") if path.is_file())
+    assert sum(row["bytes"] for (by, _), row in rows.items() if by == "kind") == total
+    stored = sum(path.stat().st_size for path in (grown / "store").rglob("*") if path.is_file())
+    assert rows["pipeline", "garden"]["bytes"] == stored
+
+
+def test_what_gc_has_collected_is_made_again_only_where_something_that_runs_needs_it(
+    grown: Path, draftsmith: Cli, plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    before = plan_of()
+    code, out, _ = draftsmith("gc", "--dry-run")
+    assert code == 0 and "Corpus" in out and "nothing was deleted" in out and len(store.keys()) == 8
+    code, out, err = draftsmith("gc")
+    assert (code, err) == (0, "") and "Draft" in out and kinds(store) == ["Measurements"] * 4
+    assert "0 bytes would be freed" in draftsmith("gc", "--dry-run")[1]
+
+    plan = plan_of()
+    assert to_run(plan) == ["page"] and plan.step("draft[fern]").reason.startswith("reused: collected")
+    engine_of(plan).run()
+    assert to_run(plan_of()) == [] and kinds(store) == ["Measurements"] * 4 + ["Page"]
+    code, out, _ = draftsmith("show", before.step("corpus").key[:10])
+    assert code == 0 and "collected by draftsmith gc; draftsmith run garden makes them again" in " ".join(out.split())
+
+    anew = plan_of(force=("judged[moss]",))
+    assert to_run(anew) == ["corpus", "draft[moss]", "judged[moss]", "page"]
+    engine_of(anew).run()
+    assert store.verify_local(before.step("draft[moss]").key).artifact is not None
+    assert to_run(plan_of()) == [], "the fern is still not needed"
+    assert to_run(plan_of(to_step="draft")) == ["draft[fern]"], "now somebody asks for it"
+
+
+def test_a_backup_is_restored_elsewhere_whole_or_not_at_all(
+    grown: Path,
+    file: Path,
+    tmp_path: Path,
+    draftsmith: Cli,
+    plan_of: Callable[..., Plan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved, place = tmp_path / "saved" / "home.tar.gz", tmp_path / "elsewhere" / "home"
+    code, out, err = draftsmith("backup", str(saved))
+    assert (code, err) == (0, "") and "8 artifacts and 0 runs" in out
+    code, out, err = draftsmith("restore", str(saved), "--into", str(place))
+    assert (code, err) == (0, "") and f"{place}: 8 artifacts and 0 runs, as they were" in out
+    for path in (grown / "store").rglob("*"):
+        there = place / path.relative_to(grown)
+        assert there.is_dir() if path.is_dir() else there.read_bytes() == path.read_bytes()
+    code, _, err = draftsmith("restore", str(saved), "--into", str(place))
+    assert code == 2 and "there is something" in err and err.count("\n") == 1
+
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(saved.read_bytes()[:-700])
+    code, _, err = draftsmith("restore", str(cut), "--into", str(tmp_path / "third"))
+    assert code == 2 and str(cut) in err and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if "third" in path.name) == []
