@@ -1,6 +1,7 @@
 """Rules that a whole pipeline must keep, checked from its settings before anything runs; it holds no steps."""
 
 from components.pipeline_checks.engines import check_engine_compatibility
+from components.pipeline_checks.method import check_method_known
 from components.pipeline_checks.named_things import check_names_and_sizes
 from components.pipeline_checks.overlap import check_train_eval_overlap
 from components.pipeline_checks.positions import check_target_positions
@@ -12,6 +13,7 @@ CHECKS = (
     check_tuning_consistency,
     check_names_and_sizes,
     check_target_positions,
+    check_method_known,
 )
 """Each takes the steps of a pipeline and yields its faults."""
 
