@@ -1,11 +1,10 @@
 """Rules that a whole pipeline must keep, checked from its settings before anything runs; it holds no steps."""
 
 from components.pipeline_checks.engines import check_engine_compatibility
-from components.pipeline_checks.method import check_method_known
 from components.pipeline_checks.named_things import check_names_and_sizes
 from components.pipeline_checks.overlap import check_train_eval_overlap
 from components.pipeline_checks.positions import check_target_positions
-from components.pipeline_checks.tuning import check_tuning_consistency
+from components.pipeline_checks.tuning import check_method_known, check_tuning_consistency
 
 CHECKS = (
     check_train_eval_overlap,

@@ -190,7 +190,9 @@ def test_what_is_gone_or_is_no_release_costs_one_line_that_says_what_to_do(marke
 
     assert "is a Draft, not a Release" in refused(draft[:9])
     assert "no artifact in" in refused("ffff")
-    assert "no version has the alias 'champion'" in refused(f"{NAME}@champion")
+    assert "toy has no champion: the gate refused version 1; `draftsmith remeasure toy@1`" in refused(
+        f"{NAME}@champion"
+    )
     market.write(MARKET.with_step_named("release", "sold"))
     assert "pipeline 'market' has no step 'release' any more; `draftsmith run market`" in refused(key)
     market.write(replace(MARKET, name="bazaar"))

@@ -82,7 +82,10 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
         ("rollback", 2, 1, "d1", None),
         ("promote", 1, 3, "d3", 8),
     ]
-    assert rows[1][3].startswith("our own prompts say so; the gate refused: speed") and rows[2][3] == "they did not"
+    assert (
+        rows[1][3].startswith("our own prompts say so; the gate refused: decoding speed")
+        and rows[2][3] == "they did not"
+    )
     assert "measured 1.25" in rows[3][3]
     everything = query("SELECT * FROM promotions", home)
     rebuild(home, Store(home))
