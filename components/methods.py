@@ -26,6 +26,8 @@ MethodName = Literal[
     "p-eagle",
     "suffix",
 ]
+AUTO = "auto"
+"""A method that is said where a drafter goes on from another: the method of that one."""
 Format = Literal[
     "eagle1", "eagle3", "dflash", "z-lab", "speculators", "medusa", "mtp", "mimo", "stitched", "causal-lm", "gguf"
 ]

@@ -41,6 +41,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
+from components.refusals import refusal
 from components.rows import ALL, AcceptanceByContext, DepthChoice, DepthEval, PairedComparison, QualityFlag
 from components.stop_rule import Calibration, StopRule
 
@@ -279,6 +280,10 @@ class GateCheck:
     value: float | None
     limit: str
 
+    def refusal(self) -> str:
+        """What was measured, what was asked and what to do where it fails, in one clause."""
+        return refusal(self.name, "not measured" if self.value is None else f"{self.value:.3g}", self.limit)
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -391,6 +396,17 @@ def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
     """
     faults = [flag for flag in policy.flags if flag.severity == "fault"]
     return [f for f in faults if f.draft_key == draft_key or (f.draft_key == "" and f.method in ("", "none"))]
+
+
+NOISE = ("disturbed", "loaded_machine", "undecided_contradiction")
+"""Codes of flags that other work on the machine raises, or that a quiet machine would settle."""
+
+
+def noise_of(policy: Policy) -> str:
+    """What disturbed a measurement that the gate refused, in one line; "" where it passed, or nothing did."""
+    if policy.gate is None or policy.gate.passed:
+        return ""
+    return "; ".join(dict.fromkeys(f"{flag.detail} ({flag.value:.3g})" for flag in policy.flags if flag.code in NOISE))
 
 
 def served_choices(policy: Policy, draft_key: str | None = None) -> list[DepthChoice]:

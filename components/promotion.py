@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from components.refusals import measured_and_asked, refusal
 from components.rows import AcceptanceMap
 
 MAX_SLOWDOWN = 0.02
@@ -104,14 +105,15 @@ class MeasuredRows:
 class Evidence:
     """The measurements of two versions, by which the promotion gate decides.
 
-    same_target: both targets are of one revision, whatever their keys. bytes: of the drafters' weights, None where they
-    are not known.
+    same_target: both targets are of one revision, whatever their keys. same_method: both drafters are of one method.
+    bytes: of the drafters' weights, None where they are not known.
     """
 
     challenger: ServingSetup
     champion: ServingSetup
     measured: MeasuredRows
     same_target: bool
+    same_method: bool
     challenger_bytes: int | None
     champion_bytes: int | None
 
@@ -133,8 +135,12 @@ class Check:
         return "not measured" if self.value is None else f"{self.value:.4g}{interval}"
 
     def summary(self) -> str:
-        """The check, its value and its limit in one line."""
-        return f"{self.name} is {self.measured()}, asked {self.asked}"
+        """What was measured and what is asked, in one clause."""
+        return measured_and_asked(self.name, self.measured(), self.asked)
+
+    def refusal(self) -> str:
+        """The same, and what to do where it fails."""
+        return refusal(self.name, self.measured(), self.asked)
 
 
 Judge = Callable[[Evidence], Sequence[Check]]

@@ -34,6 +34,7 @@ from storage.history.records import PromotionRow, as_time, draftsmith_version
 
 Entry = JsonObject
 """One entry of a journal: a JSON object with the fields of its kind (`entry`), listed above."""
+_LOOKED_AT = 50  # journals in which a new run looks for runs that died; `resync` looks at all
 
 
 class Journal:
@@ -59,6 +60,7 @@ class Journal:
         pipeline_digest: str = "",
         may_promote: bool = True,
         keys: Sequence[str] = (),
+        trial: bool = False,
     ) -> Journal:
         """The journal of a new run. Its id starts with the time, so that names sort by age.
 
@@ -78,6 +80,7 @@ class Journal:
                 pipeline_digest=pipeline_digest,
                 may_promote=may_promote,
                 keys=list(keys),
+                trial=trial,
                 git_commit=code_state().commit,
                 draftsmith_version=draftsmith_version(),
             )
@@ -102,6 +105,11 @@ def first(entries: list[Entry], entry: str) -> Entry | None:
     return next((line for line in entries if line["entry"] == entry), None)
 
 
+def is_trial(entries: list[Entry]) -> bool:
+    """Whether the releases of a run stay out of the registry."""
+    return bool((first(entries, "run") or {}).get("trial", False))
+
+
 def all_runs(home: Path) -> Iterator[list[Entry]]:
     """The journals of all ended runs, oldest first; those of killed runs are given their end."""
     for path in journals(home):
@@ -111,6 +119,14 @@ def all_runs(home: Path) -> Iterator[list[Entry]]:
         if first(entries, "end") is None and not end_if_dead(path):
             continue  # it is running
         yield read(path)
+
+
+def newly_dead_runs(home: Path) -> Iterator[list[Entry]]:
+    """The journals of killed runs that had no end yet, which they are given; only the newest are looked at."""
+    for path in journals(home)[-_LOOKED_AT:]:
+        entries = read(path)
+        if first(entries, "run") is not None and first(entries, "end") is None and end_if_dead(path):
+            yield read(path)
 
 
 def journals(home: Path) -> list[Path]:

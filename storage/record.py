@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +39,7 @@ from storage.history.write import (
 from storage.journal import Journal
 from storage.redaction import without_secrets
 from storage.registry import registry, tracking
-from storage.registry.tracking import ServerDown, Tracker, tracking_uri
+from storage.registry.tracking import ServerDown, Tracker, has_database, tracking_uri
 
 RESYNC_HINT = "nothing is lost; `draftsmith resync` makes up for it"
 
@@ -76,7 +77,7 @@ class Run:
 
     problems: what could not be logged, one line each. notes: lines to show (a version was registered, ...).
     judge: the rule of the promotion gate. registered: the RegisteredVersion of each Release of this run. may_promote:
-    whether the gate alone may move `champion`.
+    whether the gate alone may move `champion`. trial: its releases stay out of the registry.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class Run:
     registered: list[Any] = field(default_factory=list)
     mlflow_down: bool = False
     may_promote: bool = True
+    trial: bool = False
 
     def mlflow_run(self) -> tuple[str, str] | None:
         """(experiment, run) in MLflow; None when MLflow did not answer."""
@@ -110,17 +112,37 @@ def begin_run(
     flow_run_id: str = "",
     pipeline_digest: str = "",
     keys: Sequence[str] = (),
+    trial: bool = False,
 ) -> Run:
     """Open the journal of a new run.
 
     judge: the rule of the promotion gate (components/speedup/comparison/promotion_rule.py), for the releases of this
     run. how: "direct" or "prefect", with Prefect's id of the flow run. may_promote: the gate alone may move `champion`.
-    pipeline_digest: Plan.digest. keys: of all artifacts that the run may make or use.
+    pipeline_digest: Plan.digest. keys: of all artifacts that the run may make or use. trial: releases of this run stay
+    out of the registry.
+
+    Runs that were killed since are recorded on the way: nothing else of theirs is left to do it.
     """
     facts = {"flow_run_id": flow_run_id, "pipeline_digest": pipeline_digest}
-    run_journal = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote, keys=keys)
+    run_journal = Journal.start(home, pipeline, params, how, **facts, may_promote=may_promote, keys=keys, trial=trial)
     run_id = str(run_journal.entries[0]["run_id"])
-    return Run(run_id, pipeline, home, judge, run_journal, Tracker(home), may_promote=may_promote)
+    run = Run(run_id, pipeline, home, judge, run_journal, Tracker(home), may_promote=may_promote, trial=trial)
+    dead: list[list[journal.Entry]] = []
+    _best_effort(run, "history", lambda: dead.extend(journal.newly_dead_runs(home)))
+    for entries in dead:
+        _best_effort(run, "history", partial(record_run, home, entries))
+        if has_database(home):
+            _best_effort(run, "mlflow", partial(Tracker(home).sync, entries))
+    return run
+
+
+def record_refusal(
+    home: Path, pipeline: str, params: JsonObject, judge: Judge, reason: str, *, how: str, flow_run_id: str = ""
+) -> None:
+    """Record a run that could not be planned as one that failed before its first step. reason: one line."""
+    run = begin_run(home, pipeline, params, judge, how=how, flow_run_id=flow_run_id)
+    run.mlflow_down = not has_database(home)  # making one takes seconds, for which a mistyped command should not wait
+    end_run(run, "failed", reason, soon=True)
 
 
 def record_step(
@@ -153,7 +175,9 @@ def record_step(
     _best_effort(run, "history", lambda: record_key(run.home, store, artifact.key))
     if not reused:
         _sync(run)
-    if kind == "Release":
+    if kind == "Release" and run.trial:
+        run.notes.append(f"a trial: not registered; `draftsmith run {run.pipeline}` without --trial registers it")
+    elif kind == "Release":
         _best_effort(run, "registry", lambda: _register(artifact, step.name, run))
 
 
@@ -176,11 +200,17 @@ def record_failure(step: Step, reason: str, seconds: float | None, run: Run) -> 
     _sync(run)
 
 
-def end_run(run: Run, status: str, reason: str = "") -> None:
-    """Close a run. status: "completed" or "failed", with the one-line reason."""
+def end_run(run: Run, status: str, reason: str = "", *, soon: bool = False) -> None:
+    """Close a run. status: "completed", "failed" or "killed", with the one-line reason.
+
+    soon: somebody waits for it to end, so nothing is tidied up, and MLflow is left alone where it was down.
+    """
     run.journal.add("end", status=status, reason=reason)
     run.journal.close()
     _best_effort(run, "history", lambda: record_run(run.home, run.journal.entries))
+    if soon:
+        _sync(run)
+        return
     _best_effort(run, "history", lambda: compact(run.home))
     run.mlflow_down = False  # one more try: it may be back
     _sync(run)
@@ -203,10 +233,11 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
     send(home, everything=True)
     catch_up(home)
     unread = record_all(home, store)
-    runs = 0
+    runs, tried, meant = 0, set[str](), set[str]()
     for entries in journal.all_runs(home):
         record_run(home, entries)
         runs += 1
+        (tried if journal.is_trial(entries) else meant).update(e["key"] for e in entries if e.get("kind") == "Release")
     for row in journal.promotions(home):
         record_promotion(home, row)
     tracking.resync(home)
@@ -218,7 +249,8 @@ def resync(home: Path, judge: Judge) -> dict[str, int]:
         except UNREADABLE as error:
             unread.setdefault(key, unread_reason(error))
             continue
-        if kind == "Release":  # outside of the above: a registry that is down is no artifact that cannot be read
+        if kind == "Release" and key not in tried - meant:
+            # outside of the above: a registry that is down is no artifact that cannot be read
             registry.register(home, store.path_of(key), judge, may_promote=not moves)
             releases += 1
     registry.restore_aliases(home, moves)

@@ -47,11 +47,11 @@ def test_nights_go_on_from_the_champion_and_from_where_the_last_one_stopped(nigh
     champion = {name: first.artifacts[step].key for name, step in
                 {"target": "target", "prompts": "prompts", "champion": "draft"}.items()}  # fmt: skip
 
-    write_chats(traffic / "monday.jsonl", 60, seed=1)
+    write_chats(traffic / "monday.jsonl", 24, seed=1)
     add_night(file, "monday", champion, decide=False)
     monday = run("monday")
-    assert info(monday, "traffic")["new"] == 60
-    assert info(monday, "mix")["origin"]["train"] == {"new": 16, "old": 16}
+    assert info(monday, "traffic")["new"] == 24
+    assert info(monday, "mix")["origin"]["train"] == {"new": 12, "old": 12}
     assert info(monday, "draft")["continued_from"] == champion["champion"]
     assert (info(monday, "draft")["optimiser_steps"], info(monday, "draft")["optimiser_steps_before"]) == (10, 30)
 
@@ -59,19 +59,21 @@ def test_nights_go_on_from_the_champion_and_from_where_the_last_one_stopped(nigh
     promoted = {**champion, "prompts": monday.artifacts["mix"].key, "champion": monday.artifacts["draft"].key}
     add_night(file, "tuesday", promoted, decide=False)
     tuesday = run("tuesday")
-    assert "no conversation that the champion has not had (60 rows, 60 seen)" in tuesday.nothing_new
+    assert "no conversation that the champion has not had (24 rows, 24 seen)" in tuesday.nothing_new
     assert not tuesday.artifacts
 
     # a new kind of text arrives
-    write_chats(traffic / "wednesday.jsonl", 60, seed=3, strange=True)
+    write_chats(traffic / "wednesday.jsonl", 24, seed=3, strange=True)
     wednesday = run("tuesday", to_step="drift")
-    assert (info(wednesday, "traffic")["new"], info(wednesday, "traffic")["seen"]) == (60, 60)
+    assert (info(wednesday, "traffic")["new"], info(wednesday, "traffic")["seen"]) == (24, 24)
     assert info(wednesday, "drift")["draft_key"] == promoted["champion"]
     home = file.parent / "home"
     row = query(
         "SELECT workload, num_prompts_now, change, lo, hi, drifted FROM drift ORDER BY created_at DESC, workload", home
     )
-    assert row[1][0][:2] == ("all", 6) and row[1][0][3] < row[1][0][2] < row[1][0][4]
+    assert (
+        row[1][0][:2] == ("all", info(wednesday, "traffic")["num_test"]) and row[1][0][3] < row[1][0][2] < row[1][0][4]
+    )
     ends = sorted((entries[-1] for entries in journal.all_runs(home)), key=lambda end: float(end["time"]))
     assert [end["status"] for end in ends] == ["completed"] * 4
     assert [end["reason"][:11] for end in ends] == ["", "", "nothing new", ""]

@@ -167,10 +167,11 @@ def collect_traffic(
 ) -> Prompts:
     """Collect the new conversations in files of served traffic, for nightly retraining.
 
-    Writes `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been looked at so far.
+    Writes `prompts.jsonl` with the new conversations, and `seen.txt` with all that have been used so far. What is
+    beyond the limits waits for the next night.
 
     Args:
-        seen: the prompts of the champion's line; conversations that they hold or have looked at are not new.
+        seen: the prompts of the champion's line; conversations that they hold or have used are not new.
         source: a folder, file or pattern of JSONL, JSON or Parquet files with chats or texts, or with logged requests
             that hold them in "body" or "request". Malformed rows are set aside and counted, empty files passed over.
         num_train: new conversations at most that the target answers for training.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.contract import UserError
-from components.methods import METHODS, load_object
+from components.methods import AUTO, METHODS, load_object
 from components.text import did_you_mean
 from components.weight_format import DEFAULT_GROUP
 
@@ -494,10 +494,13 @@ def settings_of_method(method: str, settings_by_method: Mapping[str, Mapping[str
 def check_settings(
     method: str, settings_by_method: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Settings | None, list[tuple[Place, str]]]:
-    """Check the settings of all methods: (settings of `method`, [(place in the step's settings, fault)])."""
+    """Check the settings of all methods: (settings of `method`, [(place in the step's settings, fault)]).
+
+    method: AUTO has none of its own.
+    """
     faults: list[tuple[Place, str]] = []
     settings: Settings | None = None
-    for name in dict.fromkeys([method, *settings_by_method]):
+    for name in dict.fromkeys([*([method] if method != AUTO else []), *settings_by_method]):
         if name not in METHODS:
             faults.append(
                 (("settings", name), f"unknown drafting method '{name}'{did_you_mean(name, METHODS, most_named=0)}")
@@ -535,10 +538,14 @@ def resolve_settings(settings: Settings, seed: int) -> Settings:
 def train_draft_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[Place, str]]]:
     """The settings as they enter the step's key: of `settings` only the method's own, defaults filled in; and faults.
 
+    Those of method AUTO stay as they are: which method it is, start_from says when the step runs.
+
     flows/planning/step_signature.py asks for this when it reads pipelines.yaml.
     """
     method = settings["method"]
     method_settings, faults = check_settings(method, settings["settings"])
+    if method == AUTO:
+        return settings, faults
     return {
         **settings,
         "settings": {} if method_settings is None else {method: method_settings.model_dump(mode="json")},

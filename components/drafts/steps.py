@@ -138,7 +138,7 @@ def train_draft(
     features: Features | None = None,
     start_from: Draft | None = None,
     *,
-    method: MethodName = "eagle3",
+    method: Literal[MethodName, "auto"] = "eagle3",
     settings: dict[str, dict[str, Any]] = {},  # noqa: B006 - read, never changed
     num_steps: Annotated[int, Field(ge=1)] = 400,
     optimizer: Literal["muon", "adamw"] = "muon",
@@ -172,9 +172,10 @@ def train_draft(
         features: its hidden states over its own answers, splits train and validation, stored (data.record_features) or
             computed along the way (data.features_on_the_fly); trained methods need them.
         start_from: a drafter to go on from instead of starting over, of the same method and shape: its weights and
-            vocabulary, a new optimiser. The schedule begins again with its warm-up, so give a peak_lr well below the
-            one it was trained with (a quarter). If no step improves on it, its own weights are kept.
-        method: how to draft; components/drafts/METHOD.py says what each one is.
+            vocabulary, its settings where none are given, a new optimiser. The schedule begins again with its warm-up,
+            so give a peak_lr well below the one it was trained with (a quarter). If no step improves on it, its own
+            weights are kept.
+        method: how to draft; components/drafts/METHOD.py says what each one is. auto is the method of start_from.
         settings: what methods are told, by method: {eagle3: {ttt_steps: 5}}; only the entry of `method` counts, the
             others are checked too, so that a matrix over methods can hold those of all. `draftsmith explain METHOD`
             lists what each one can be told.

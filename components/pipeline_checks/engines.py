@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from components.contract import UserError
 from components.engines.profiles import CUT_VOCABULARY, UNKNOWN, TargetFacts, packing_refusals, refusals
-from components.methods import METHODS
+from components.methods import AUTO, METHODS
 from components.outside_json import read_object
 from components.pipeline_checks.step_view import Fault, StepView, names_in
 from components.targets.shape import rope_scaling_of, taps_of
@@ -79,6 +79,8 @@ def _promised_drafters(step: StepView, steps: Mapping[str, StepView]) -> Iterato
             trained = steps.get(str(trained.inputs.get("draft")))
         if trained is not None and trained.address == TRAINS:
             method = str(trained.settings.get("method", ""))
+            if method == AUTO:  # the step that exports it knows, and refuses what an engine cannot serve
+                continue
             yield name, method, _told_to_engines(trained, method, steps), storage
     for method in step.settings.get("methods", []):
         yield method, str(method), _told_to_engines(step, method, steps), None

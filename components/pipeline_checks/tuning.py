@@ -1,4 +1,5 @@
-"""The rule that a measuring step agrees with the `bench.autotune` it takes, checked from the settings.
+"""Rules on settings that another step decides: a measuring step agrees with the `bench.autotune` that it takes, and a
+drafter of `method: auto` is given the drafter whose method that is.
 
 The step itself refuses a contradiction too (components/bench/calibration.py), but by then a drafter has been trained.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
+from components.methods import AUTO
 from components.pipeline_checks.step_view import Fault, StepView
 
 AUTOTUNE: Final = "bench.autotune"
@@ -23,6 +25,14 @@ def check_tuning_consistency(steps: Sequence[StepView]) -> Iterator[Fault]:
         if tuner is not None and tuner.address == AUTOTUNE:
             faults |= dict.fromkeys(_contradictions(step, tuner, by_name))
     yield from faults
+
+
+def check_method_known(steps: Sequence[StepView]) -> Iterator[Fault]:
+    """Each step of `method: auto` that goes on from no drafter, once."""
+    reason = "method: auto is the method of start_from: give that under 'in', or name a method"
+    lost = [step.base for step in steps if step.settings.get("method") == AUTO and "start_from" not in step.inputs]
+    for base in dict.fromkeys(lost):
+        yield Fault(base, reason, ("with", "method"))
 
 
 def _contradictions(step: StepView, tuner: StepView, by_name: Container[object]) -> Iterator[Fault]:

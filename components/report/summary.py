@@ -54,7 +54,7 @@ def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, 
         lines["against champion"] = _with_interval(policy, "vs_champion", "vs_champion_lo", "vs_champion_hi", "x")
         lines["against champion"] += f": {str(policy['vs_champion_verdict']).replace('_', ' ')}"
     gate = policy.get("gate_passed")
-    failed = ", ".join(policy.get("gate_failed", []))
+    failed = "; ".join(policy.get("gate_failed", []))
     lines["promotion gate"] = "not checked" if gate is None else "passed" if gate else f"not passed: {failed}"
     if release:
         lines["exported formats"] = ", ".join(release.get("formats", []))

@@ -219,7 +219,7 @@ def _verdict(
         return "invalid", [measured, *faults]
     contradiction = contradiction_of(policy, winner)
     reasons = [measured, *([contradiction] if contradiction else [])]
-    reasons += [f"gate: {c.name} is {c.value:.3g}, asked {c.limit}" for c in checks if not c.passed]
+    reasons += [f"gate: {c.refusal()}" for c in checks if not c.passed]
     return _verdict_of_interval(winner, policy), reasons
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from components.outside_json import JsonObject
-from components.policy import Mixture, Policy, RankedDrafter, StopChoice, judged_choice
+from components.policy import Mixture, Policy, RankedDrafter, StopChoice, judged_choice, noise_of
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, write_rows
 from components.tables import Table
 from components.text import in_markdown
@@ -36,7 +36,8 @@ def policy_summary(policy: Policy) -> JsonObject:
         "reasons": policy.reasons,
         "num_flags": len(policy.flags),
         "gate_passed": policy.gate.passed if policy.gate else None,
-        "gate_failed": [check.name for check in policy.gate.checks if not check.passed] if policy.gate else [],
+        "gate_failed": [check.refusal() for check in policy.gate.checks if not check.passed] if policy.gate else [],
+        "noise": noise_of(policy),
         "depth_k": 0,
         "target_key": policy.target_key,
         "model": policy.target_model,

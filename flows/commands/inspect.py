@@ -25,7 +25,7 @@ from storage.history.records import PromotionRow
 from storage.registry.registry import changed_facts, notice_moves, versions_of
 
 MAX_FILES = 12
-VERSIONS = ("version", "aliases", "speedup", "95 %", "depth", "verdict", "gate", "release")
+VERSIONS = ("version", "aliases", "method", "speedup", "95 %", "depth", "verdict", "gate", "release")
 LOG = ("when (UTC)", "alias", "what", "from", "to", "who", "why")
 
 
@@ -209,7 +209,8 @@ def print_model_json(home: Path, name: str) -> None:
 def _version(number: int, aliases: list[str], tags: dict[str, str]) -> list[str]:
     facts = {fact: tags.get(f"draftsmith.{fact}", "") for fact in ("speedup_meas", "meas_lo", "meas_hi", "depth_k")}
     interval = f"[{_short(facts['meas_lo'])}, {_short(facts['meas_hi'])}]" if facts["meas_lo"] else ""
-    cells = [str(number), ", ".join(aliases), _short(facts["speedup_meas"]), interval, facts["depth_k"]]
+    method = tags.get("draftsmith.method", "")
+    cells = [str(number), ", ".join(aliases), method, _short(facts["speedup_meas"]), interval, facts["depth_k"]]
     gate = tags.get("gate.answer") or tags.get("gate.status", "")
     return [*cells, tags.get("draftsmith.verdict", ""), gate, tags.get("draftsmith.key", "")[:12]]
 

@@ -81,7 +81,9 @@ def plan_remeasurement(reference: str, options: RunOptions) -> Remeasurement:
     makes = f"`draftsmith run {record['pipeline']}` makes one of what there is now"
     past = keys_of_run(store, record["run_id"])
     try:
-        as_then = replace(options, device=record["device"], seed=record["seed"])
+        as_then = replace(
+            options, device=record["device"], seed=record["seed"], trial=_was_trial(store, record["run_id"])
+        )
         plan = make_plan(load_spec(options.file), record["pipeline"], record["params"], as_then, store, past)
     except UserError as error:
         raise UserError(f"remeasure {reference}: its pipeline is not what it was: {error}; {makes}") from error
@@ -185,6 +187,11 @@ def keys_of_run(store: Store, run_id: str) -> dict[str, str]:
             f"{store.home / 'runs' / run_id}.jsonl is gone: what that run was made of is not known any more"
         )
     return keys
+
+
+def _was_trial(store: Store, run_id: str) -> bool:
+    file = store.home / "runs" / f"{run_id}.jsonl"
+    return file.is_file() and journal.is_trial(journal.read(file))
 
 
 def _run_that_made(store: Store, key: str) -> str | None:

@@ -22,9 +22,9 @@ from flows.commands.terminal import (
     echo,
     out,
 )
-from flows.execution.local_run import execute
+from flows.execution.local_run import execute, plan_to_run
 from flows.orchestration.prefect_server import prefect_server
-from flows.planning.plan import RunOptions, plan_run
+from flows.planning.plan import RunOptions
 from storage.artifacts.store import require_writable
 
 
@@ -36,6 +36,7 @@ def run(
     from_step: From = None,
     to_step: To = None,
     force: Force = [],  # noqa: B006
+    trial: Annotated[bool, typer.Option("--trial", help="Keep the release of this run out of the registry.")] = False,
     online: Annotated[bool, typer.Option("--online", help="Steps may read from and upload to hubs.")] = False,
     device: Device = "auto",
     seed: Seed = 0,
@@ -44,14 +45,15 @@ def run(
     """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
     if online:
         os.environ["HF_HUB_OFFLINE"] = "0"
-    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages)
-    planned, store = plan_run(pipeline, param, options)  # wrong input ends here, before anything is started
+    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages, trial)
+    how = "direct" if direct else "prefect"
+    planned, store = plan_to_run(pipeline, param, options, how=how)  # wrong input ends here, before anything is started
     require_writable(store.home)
     num_to_run = len(planned.steps) - planned.num_reused
     echo(f"{pipeline}: {len(planned.steps)} steps, {planned.num_reused} reused, {num_to_run} to run")
     with Display(out, width=max(len(step.name) for step in planned.steps)) as display:
         if direct:
-            outcome = execute(planned, store, display.on_event, how="direct")
+            outcome = execute(planned, store, display.on_event, how=how)
         else:
             with prefect_server(store.home) as server:
                 from flows.orchestration.flow import run_with_prefect

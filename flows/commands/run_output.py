@@ -165,7 +165,7 @@ def print_run_summary(outcome: RunOutcome, console: Console) -> None:
         say(f"  {label:<18} {value}")
     registered = [f"{version.name} version {version.version}" for version in outcome.registered]
     for line in outcome.notes:
-        if not any(name in line for name in registered):  # "registered as" has said it
+        if "; " in line or not any(name in line for name in registered):  # else "registered as" has said it
             say(f"  {line}")
     for line in outcome.problems:
         say(f"  {'not logged':<18} {line}")

@@ -1,21 +1,27 @@
-"""A run: the engine on a plan, and the records of what it makes; flows/orchestration/flow.py puts a flow around it."""
+"""A run: the engine on a plan, and the records of what it makes; flows/orchestration/flow.py puts a flow around it.
+
+However a run ends - it could not be planned, had nothing to do, failed, was cancelled - its one-line reason stands in
+the journal, the history and MLflow, and Prefect shows the same line.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from components.contract import Artifact, NothingNew, UserError
+from components.contract import Artifact, DepthPolicy, NothingNew, Release, UserError
 from components.outside_json import JsonObject
 from components.speedup.comparison.promotion_rule import judge
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.messages import Event, StepFailed
-from flows.planning.plan import Plan, PlannedStep
-from storage.artifacts.store import Store
-from storage.record import begin_run, end_run, record_failure, record_step
+from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
+from flows.spec.references import Values
+from storage.artifacts.store import Store, require_writable
+from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class RunOutcome:
     """The result of a run. problems: what could not be logged; notes: remarks for the user; one line each.
 
     mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
+    noise: what disturbed a measurement that the gate refused, in one line; "" where that did not happen.
+    decided: what became of its releases, and what disturbed their measurement; one line each.
     nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
     """
 
@@ -35,6 +43,30 @@ class RunOutcome:
     registered: tuple[Any, ...] = ()
     mlflow_run: tuple[str, str] | None = None
     nothing_new: str = ""
+    noise: str = ""
+    decided: tuple[str, ...] = ()
+
+    @property
+    def release_key(self) -> str:
+        """The key of the last Release; "" without one."""
+        return next((made.key for made in reversed(self.artifacts.values()) if isinstance(made, Release)), "")
+
+
+def plan_to_run(
+    pipeline: str, params: Values | Sequence[str], options: RunOptions, *, how: str, flow_run_id: str = ""
+) -> tuple[Plan, Store]:
+    """As `plan_run`; a run that cannot be planned is recorded as one that failed. how, flow_run_id: as for `execute`.
+
+    Raises:
+        UserError: one line for each thing that is wrong.
+    """
+
+    def record(home: Path, values: Values, reason: str) -> None:
+        if home.is_dir():  # a first command that is mistyped leaves nothing behind
+            require_writable(home)
+            record_refusal(home, pipeline, dict(values), judge, reason, how=how, flow_run_id=flow_run_id)
+
+    return plan_run(pipeline, params, options, record)
 
 
 def execute(
@@ -61,6 +93,7 @@ def execute(
         flow_run_id=flow_run_id,
         pipeline_digest=plan.digest,
         keys=[*(artifact.key for artifact in plan.sources.values()), *(step.key for step in plan.steps)],
+        trial=plan.trial,
     )
     running_steps: dict[str, PlannedStep] = {}
     artifacts: dict[str, Artifact] = {}
@@ -78,12 +111,12 @@ def execute(
         made_new.extend([step.name] * (not reused))
         record_step(artifact, step.kind, step, record, run, reused=reused)
 
-    nothing_new = ""
+    nothing_new, noise, decided = "", "", list[str]()
     with closing(run.journal):  # also where its last lines find no room on the disk
         try:
             run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
         except NothingNew as nothing:
-            nothing_new = str(nothing)
+            nothing_new = f"{nothing}; `draftsmith run {plan.pipeline}` looks again"
         except Exception as error:
             reason = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
             for step in running_steps.values():
@@ -92,14 +125,16 @@ def execute(
             raise
         except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
-            run.journal.add(
-                "end", status="killed", reason=reason
-            )  # nobody waits for MLflow now, the next run catches up
+            end_run(run, "killed", reason, soon=True)
             raise
         if not nothing_new and not made_new:
             end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
         else:
-            end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "")
+            policies = [made for made in artifacts.values() if isinstance(made, DepthPolicy)]
+            noise = str(policies[-1].info.get("noise", "")) if policies else ""
+            decided = [version.note for version in run.registered if version.note]
+            decided += [f"the measurement was disturbed: {noise}"] if noise else []
+            end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "; ".join(decided))
     return RunOutcome(
         plan=plan,
         artifacts=artifacts,
@@ -110,4 +145,6 @@ def execute(
         registered=tuple(run.registered),
         mlflow_run=run.mlflow_run(),
         nothing_new=nothing_new,
+        noise=noise,
+        decided=tuple(decided),
     )

@@ -59,6 +59,7 @@ def form_of(pipeline: PipelineSpec) -> dict[str, tuple[Any, Any, str]]:
         "from_step": (steps | None, None, "Start at this step; what stands before it must be in the store."),
         "to_step": (steps | None, None, "Stop after this step."),
         "force": (list[steps], [], "Steps to run again although nothing has changed."),  # type: ignore[valid-type]
+        "trial": (bool, False, "Keep the release of this run out of the registry."),
         "dry_run": (bool, False, "Show what would run, and why, and run nothing."),
     }
 

@@ -25,11 +25,12 @@ from components.contract import Artifact, NothingNew, UserError
 from components.text import shorten
 from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
-from flows.execution.local_run import RunOutcome, execute
+from flows.execution.local_run import RunOutcome, execute, plan_to_run
 from flows.execution.messages import Event, RunConnection, StepFailed
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
 from flows.orchestration.prefect_server import TemporaryServer
+from flows.orchestration.retry import try_again
 from flows.orchestration.ui_artifacts import Screen
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
@@ -56,7 +57,8 @@ def run_with_prefect(
 
     assert plan.declared is not None, "make_plan says what it has planned"
     compiled = compile_flow(plan.declared, plan.pipeline, body)
-    form = {"from_step": options.from_step, "to_step": options.to_step, "force": list(options.force)}
+    form: dict[str, Any] = {"from_step": options.from_step, "to_step": options.to_step, "force": list(options.force)}
+    form["trial"] = options.trial
     try:
         if server is not None:
             server.wait()
@@ -103,6 +105,7 @@ def run_as_tasks(
         screen.leave_machine()
         screen.show_outcome(outcome)
         answers = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
+        answers += try_again(plan, outcome)
     except (UserError, StepFailed) as error:
         results.append(error)
         return Failed(message=str(error))
@@ -114,7 +117,8 @@ def run_as_tasks(
     results.append(replace(outcome, notes=(*outcome.notes, *answers)))
     if outcome.nothing_new:
         return Completed(name="NothingNew", message=f"nothing new: {outcome.nothing_new}")
-    message = "; ".join([f"{len(plan.steps)} steps, {len(screen.reused)} of them reused", *answers])
+    done = f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"
+    message = "; ".join([done, *outcome.decided, *answers])
     return Completed(name="Completed" if whole else "Partial", message=message)
 
 
@@ -206,9 +210,13 @@ def catalog_flow(name: str, declared: PipelineSpec, options: RunOptions) -> Flow
             from_step=params.pop("from_step", None),
             to_step=params.pop("to_step", None),
             force=tuple(params.pop("force", None) or ()),
+            trial=bool(params.pop("trial", False)),
         )
         try:
-            plan, store = plan_run(name, params, run_options)
+            if dry_run:
+                plan, store = plan_run(name, params, run_options)
+            else:
+                plan, store = plan_to_run(name, params, run_options, how="prefect", flow_run_id=str(flow_run.id))
         except UserError as error:
             return Failed(message=str(error))
         if dry_run:

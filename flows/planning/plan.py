@@ -81,7 +81,7 @@ class Plan:
 
     sources: outside references used as inputs. skipped: (step, reason) that `if:` or --from/--to left out.
     declared: the pipeline as its file declares it, of which its form in Prefect is made.
-    remote_code: models whose own Python code may run in its steps.
+    remote_code: models whose own Python code may run in its steps. trial: its releases stay out of the registry.
     """
 
     pipeline: str
@@ -96,6 +96,7 @@ class Plan:
     packages: tuple[str, ...] = PACKAGES
     declared: PipelineSpec | None = None
     remote_code: tuple[str, ...] = ()
+    trial: bool = False
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
@@ -135,7 +136,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`."""
+    """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`.
+
+    trial: the release of this run stays out of the registry; everything else is kept as ever.
+    """
 
     file: Path = Path("pipelines.yaml")
     home: Path | None = None
@@ -145,12 +149,20 @@ class RunOptions:
     to_step: str | None = None
     force: tuple[str, ...] = ()
     packages: tuple[str, ...] = PACKAGES
+    trial: bool = False
 
 
-def plan_run(pipeline: str, params: Values | Sequence[str], options: RunOptions) -> tuple[Plan, Store]:
+Refused = Callable[[Path, Values, str], None]
+"""Receives the home, the parameters and the reason of a run that cannot be planned."""
+
+
+def plan_run(
+    pipeline: str, params: Values | Sequence[str], options: RunOptions, on_refusal: Refused | None = None
+) -> tuple[Plan, Store]:
     """The plan of a run and the store it works on.
 
-    params: values by name, or texts NAME=VALUE as the command line has them.
+    params: values by name, or texts NAME=VALUE as the command line has them. on_refusal: hears of a pipeline that is
+    there and cannot be planned, before the error is raised.
 
     Raises:
         UserError: one line for each thing that is wrong.
@@ -158,7 +170,12 @@ def plan_run(pipeline: str, params: Values | Sequence[str], options: RunOptions)
     store, spec = Store(options.home), load_spec(options.file)
     if not isinstance(params, Mapping):
         params = parse_params(pipeline, pipeline_of(spec, pipeline).params, params)
-    return make_plan(spec, pipeline, params, options, store), store
+    try:
+        return make_plan(spec, pipeline, params, options, store), store
+    except UserError as error:
+        if on_refusal is not None:
+            on_refusal(store.home, params, "; ".join(str(error).splitlines()))
+        raise
 
 
 def plan_rehearsal(
@@ -235,6 +252,7 @@ def make_plan(
         packages=packages,
         declared=declared,
         remote_code=(*declared.trust_remote_code, *_models_with_code(wiring)),
+        trial=options.trial,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from components.data.features.format import bytes_per_token
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
-from components.methods import METHODS
+from components.methods import AUTO, METHODS
 from components.outside_json import JsonObject
 from components.targets.shape import taps_of
 from components.targets.size import TargetSize, size_of_model
@@ -132,10 +132,13 @@ class Workload:
         self.taps: dict[str, tuple[int, ...]] = {}
         self.sources: dict[str, str] = {}  # prompts: what they were collected from
         self.drafts: dict[str, TrainingAhead | None] = {}
+        self.methods: dict[str, str] = {}  # drafts: how they draft
         self.assumed: dict[str, None] = {}  # in words, in the order in which they were needed
 
     def of(self, stage: Stage) -> Work:
         """The work of one stage."""
+        method = str(stage.info.get("method") or stage.settings.get("method", ""))
+        self.methods[stage.name] = self.methods.get(self._input(stage, "start_from"), "") if method == AUTO else method
         if (how := HOW.get(stage.address)) is not None:
             return how(self, stage)
         if stage.address.startswith("bench.") and "seconds" in stage.settings:
@@ -148,7 +151,8 @@ class Workload:
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        for table in (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps, self.drafts):
+        data = (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps)
+        for table in (*data, self.drafts, self.methods):
             _also(table, name, other)
 
     def _input(self, stage: Stage, slot: str) -> str:
@@ -277,13 +281,15 @@ class Workload:
         self.drafts[stage.name] = None
         if size is None:
             return _unknown_target()
-        if not features or not METHODS[settings["method"]].trained:
+        if (method := self.methods[stage.name]) not in METHODS:
+            return Work("uncounted", notes=("its method is that of a drafter that is not there yet",))
+        if not features or not METHODS[method].trained:
             return Work("other")
         dtype = self.dtypes[self._input(stage, "target")]
         lengths = RowLengths(max(8, round(rows.length)), max(2, round(rows.answer_tokens)))
         precision = precision_of(settings["precision"], on_gpu=self.on_gpu)
         taps = self.taps.get(features) or taps_of(size.shape.num_layers)
-        ahead = cached_ahead(size, _Frozen(settings), lengths, taps, dtype, precision)
+        ahead = cached_ahead(size, _Frozen({**settings, "method": method}), lengths, taps, dtype, precision)
         self.drafts[stage.name] = ahead
         if ahead is None:
             return Work("uncounted", notes=("it is given its model, or fine-tunes what its target brings",))

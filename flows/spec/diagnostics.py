@@ -35,6 +35,7 @@ PAGE_OF_CHECK = {
     "check_tuning_consistency": "depth",
     "check_names_and_sizes": "my-data",
     "check_target_positions": "my-model",
+    "check_method_known": "methods",
 }
 """Pages on the rules of components/pipeline_checks."""
 

@@ -68,6 +68,18 @@ class ApprovalSpec(_Strict):
     within_minutes: float = Field(default=720.0, gt=0, le=44_640)
 
 
+class RetrySpec(_Strict):
+    """What happens to a run whose gate refused a measurement that other work on the machine disturbed (`when: noisy`).
+
+    It is measured again every_minutes later, and again, until a time of day ("06:00") of the night that it began in.
+    """
+
+    when: Literal["noisy"] = "noisy"
+    until: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    timezone: str = "UTC"
+    every_minutes: float = Field(default=45.0, gt=0, le=1440)
+
+
 class StepSpec(_Strict):
     """One step: which function, fed by what, with which settings."""
 
@@ -90,6 +102,7 @@ class PipelineSpec(_Strict):
 
     overlap:  what a second run does while one goes on: wait, or skip (end as cancelled); None: they run side by side.
     approval: `true`, or {within_minutes: N}; None: the promotion gate decides alone.
+    retry:    what a disturbed measurement leads to; None: nothing, the next schedule comes anyway.
     runs_on:  the Prefect work pool that takes its runs, and their GPUs; None: the one of `draftsmith up`.
     trust_remote_code: models whose own Python code may run when they come from elsewhere (registry:, store:, path:).
     """
@@ -100,6 +113,7 @@ class PipelineSpec(_Strict):
     triggers: list[TriggerSpec] = []
     overlap: Literal["wait", "skip"] | None = None
     approval: ApprovalSpec | None = None
+    retry: RetrySpec | None = None
     runs_on: Any = None
     trust_remote_code: list[str] = []
     steps: dict[str, StepSpec] = Field(min_length=1)
@@ -205,6 +219,8 @@ def _check_place(
 def _check_starts(name: str, pipelines: dict[str, PipelineSpec], lines: Lines, problems: Problems) -> None:
     """What starts a pipeline by itself: schedules and triggers."""
     place, pipeline = ("pipelines", name), pipelines[name]
+    if pipeline.retry is not None and (fault := timezone_problem(pipeline.retry.timezone)):
+        problems.add(lines.at(*place, "retry", "timezone"), f"pipeline '{name}': {fault}")
     slugs: set[str] = set()
     for index, schedule in enumerate(pipeline.schedules):
         at: Place = (*place, "schedules", index)
@@ -249,6 +265,8 @@ def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
         return inner.get(str(place[2]), PipelineSpec)
     if len(place) == 3 and place[2] == "approval":
         return ApprovalSpec
+    if len(place) == 3 and place[2] == "retry":
+        return RetrySpec
     return PipelineSpec if len(place) >= 2 else _File
 
 
@@ -275,7 +293,7 @@ def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
         words = ", ".join(choices)
         return line, f"{prefix}'{name}' must be one of {words}, not {show(value)}{did_you_mean(value, choices, 0)}"
     if kind == "string_pattern_mismatch":
-        expected = "a-z, 0-9 and - only"
+        expected = 'a time of day such as "06:00"' if name == "until" else "a-z, 0-9 and - only"
     for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
         if bound in context:
             expected = f"{words} {context[bound]:g}"
@@ -306,7 +324,7 @@ def _location_prefix(place: tuple[str | int, ...]) -> str:
 
 
 # What else stands in a run's form (flows/orchestration/compiled_flow.py), and words that Prefect drops from every flow.
-FORM_WORDS = ("from_step", "to_step", "force", "dry_run", "return_state", "wait_for", "self", "cls")
+FORM_WORDS = ("from_step", "to_step", "force", "trial", "dry_run", "return_state", "wait_for", "self", "cls")
 CONDITION = re.compile(r"^(?:not\s+)?(?:machine\.cuda|params\.([A-Za-z_][A-Za-z0-9_]*))$")
 
 
@@ -425,14 +443,19 @@ def schedule_problems(cron: str, timezone: str) -> Iterator[tuple[str, str]]:
         next(CronSim(cron, datetime(2024, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration):
         yield "cron", f"{show(cron)} is not a cron line of five fields (minute hour day month weekday) that ever comes"
+    if fault := timezone_problem(timezone):
+        yield "timezone", fault
 
+
+def timezone_problem(timezone: str) -> str:
+    """What is wrong with the name of a timezone, or ''."""
     try:
         if timezone.startswith(("posix", "right/")):  # other forms of the same files, which Prefect does not take
             raise ValueError(timezone)
         zoneinfo.ZoneInfo(timezone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        suggestion = did_you_mean(timezone, zoneinfo.available_timezones())
-        yield "timezone", f"unknown timezone {show(timezone)}{suggestion}"
+        return f"unknown timezone {show(timezone)}{did_you_mean(timezone, zoneinfo.available_timezones())}"
+    return ""
 
 
 def cycle_of(graph: Mapping[str, list[str]]) -> list[str]:

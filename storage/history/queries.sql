@@ -15,11 +15,14 @@ FROM runs WHERE $pipeline IS NULL OR pipeline = $pipeline
 ORDER BY started_at DESC LIMIT $limit;
 
 -- query: failures
--- about: Steps that failed, and why, newest first.
+-- about: What failed and why, newest first: steps, and runs without a step that did (not planned, cancelled, killed).
 -- param: pipeline text  one pipeline only
 -- param: limit int = 30  rows at most
-SELECT ended_at, pipeline, step, why, seconds, run_id
-FROM step WHERE status = 'failed' AND ($pipeline IS NULL OR pipeline = $pipeline)
+WITH failed AS (SELECT ended_at, pipeline, step, why, seconds, run_id FROM step WHERE status = 'failed')
+FROM (FROM failed UNION ALL
+      SELECT ended_at, pipeline, NULL, reason, round(epoch(ended_at) - epoch(started_at), 1), run_id
+      FROM run WHERE status IN ('failed', 'killed') AND run_id NOT IN (SELECT run_id FROM failed))
+WHERE $pipeline IS NULL OR pipeline = $pipeline
 ORDER BY ended_at DESC LIMIT $limit;
 
 -- query: durations

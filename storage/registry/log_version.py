@@ -21,7 +21,10 @@ from mlflow.exceptions import MlflowException
 from storage.registry.tracking import RELEASES, ensure_experiment, open_client
 from storage.registry.versions import ROOT, VersionRequest
 
-_ABOUT = "A drafter for speculative decoding. Aliases: champion serves, previous is where `draftsmith rollback` goes."
+_ABOUT = (
+    "Drafters of one target, of whatever method. "
+    "Aliases: champion serves, previous is where `draftsmith rollback` goes."
+)
 # Settings of a loaded version (MLflow ignores keys that were not logged); explained in the model's code.
 SERVING = {"target": "", "max_new_tokens": 128, "temperature": 0.0, "seed": 0, "depth": -1, "prompt_format": ""}
 

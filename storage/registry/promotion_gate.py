@@ -35,8 +35,8 @@ class Decision:
         return all(check.passed for check in self.checks)
 
     def refusal(self) -> str:
-        """The checks that failed, in one line."""
-        return "; ".join(check.summary() for check in self.checks if not check.passed)
+        """The checks that failed, in one line: of each what was measured, what was asked, and what to do."""
+        return "; ".join(check.refusal() for check in self.checks if not check.passed)
 
     def justification(self) -> str:
         """Why the gate passed, in one line."""
@@ -61,11 +61,12 @@ def decide(
 
     challenger, champion: tags of the two versions, as storage/registry/versions.py makes them. judge: the rule.
     """
-    failed = [check["name"] for check in json.loads(challenger.get("gate.checks", "[]")) if not check["passed"]]
-    passed = challenger.get("gate.status") == "passed"
-    requirement = "no check of the release itself fails" + (f" ({', '.join(failed)})" if failed else "")
-    own_gate = Check("own_gate", passed, float(len(failed)), None, None, requirement)
-    checks: Sequence[Check] = (own_gate, *compare_engines(home, challenger))
+    own_checks = json.loads(challenger.get("gate.checks", "[]"))
+    failed = [Check(c["name"], False, c.get("value"), None, None, c["limit"]) for c in own_checks if not c["passed"]]
+    if not failed:
+        passed = challenger.get("gate.status") == "passed"
+        failed = [Check("own_gate", passed, float(not passed), None, None, "0")]
+    checks: Sequence[Check] = (*failed, *compare_engines(home, challenger))
     if champion is not None:
         checks = (*checks, *judge(evidence_of(home, challenger, champion)))
     return Decision(tuple(checks), against)
@@ -74,12 +75,15 @@ def decide(
 def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str]) -> Evidence:
     """The measured rows of two versions, each as it is served: its drafter at its depth."""
     new, old = _serving_setup("challenger", challenger), _serving_setup("champion", champion)
-    revisions = [tags.get("draftsmith.target_revision") for tags in (challenger, champion)]
+    revisions, methods = (
+        [tags.get(f"draftsmith.{name}") for tags in (challenger, champion)] for name in ("target_revision", "method")
+    )
     return Evidence(
         new,
         old,
         measured_of(home, new.draft_key, old.draft_key),
         same_target=revisions[0] is not None and revisions[0] == revisions[1],
+        same_method=methods[0] == methods[1],
         challenger_bytes=_drafter_bytes(challenger),
         champion_bytes=_drafter_bytes(champion),
     )

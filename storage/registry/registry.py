@@ -1,10 +1,11 @@
 """Releases in MLflow's model registry: versions, their aliases, and the log of the aliases' moves.
 
-One registered model for each target and method, `<target name>-<method>`. Every version gets `candidate`; one worth
-using `challenger`; one that the promotion gate lets through (storage/registry/promotion_gate.py) `champion`, and
-`previous` is
-where a rollback goes. The pipeline, `draftsmith promote` and an approval in the UI go through the same steps: take the
-lock, finish an interrupted move, log moves made in MLflow itself, re-read the champion, let the gate decide, move, log.
+One registered model for each target, whose versions may be of any method: what serves a target is one drafter, so it
+has one champion, and a better method takes its place by the same gate. Every version gets `candidate`; one worth using
+`challenger`; one that the promotion gate lets through (storage/registry/promotion_gate.py) `champion`, and `previous`
+is where a rollback goes. The pipeline, `draftsmith promote` and an approval in the UI go through the same steps: take
+the lock, finish an interrupted move, log moves made in MLflow itself, re-read the champion, let the gate decide, move,
+log.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from storage.registry.versions import (
     SESSION_TAG,
     ReleaseFacts,
     facts_of,
+    model_name,
     require_model,
     resolve,
     tags_of,
@@ -129,7 +131,9 @@ def register(
     note = f"{'registered' if is_new else 'newer evidence for' if renewed else 'already registered:'} {summary}"
     if decision is not None and not decision.passed:
         outcome = "; it stays champion, but the gate now refuses" if "champion" in aliases else "; not promoted"
-        note += f"{outcome}: {decision.refusal()}"
+        note += f"{outcome}: {decision.refusal()}; {_again(facts.name, version)}"
+    elif decision is None and not facts.worth_using:
+        note += f"; not promoted: its verdict is {facts.tags['draftsmith.verdict'].replace('_', ' ')}"
     waits = decision is not None and decision.passed and not may_promote and "champion" not in aliases
     return RegisteredVersion(facts.name, version, is_new, aliases, note, waits, decision, renewed)
 
@@ -163,7 +167,8 @@ def promote(
         decision = _decide(home, client, name, number, judge, before)
         if not decision.passed and not force:
             raise UserError(
-                f"promote {name} version {number}: the gate refuses: {decision.refusal()}; --force --why overrides it"
+                f"promote {name} version {number}: the gate refuses: {decision.refusal()}; {_again(name, number)}, "
+                "--force --why overrides it"
             )
         forced_reason = f"{reason}; the gate refused: {decision.refusal()}" if not decision.passed else ""
         logged_reason = forced_reason or "; ".join(part for part in (reason.strip(), decision.justification()) if part)
@@ -187,8 +192,8 @@ def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
         aliases = aliases_of(client, name)
         number = aliases.get("previous")
         if number is None:
-            why = "there was one champion only" if "champion" in aliases else "and none is champion"
-            raise UserError(f"rollback {name}: no version has the alias 'previous', {why}")
+            why = f"version {aliases['champion']} is the first" if "champion" in aliases else "there was none yet"
+            raise UserError(f"rollback {name}: there is no earlier champion to go back to: {why}")
         _move(home, client, name, "champion", number, "rollback", reason)
     return RegisteredVersion(name, number, False, ("champion",), f"{name} is back at version {number}")
 
@@ -220,6 +225,8 @@ def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, 
     if not has_database(home):
         raise UserError(f"there is no registered model '{name}' (known: none yet); {RELEASE_FIRST}")
     with _registry(home) as client:
+        if which == "champion":
+            _require_champion(client, name)
         number = resolve(client, name, which)
         if KEY_TAG not in tags_of(client, name, number):
             raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
@@ -229,9 +236,36 @@ def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, 
         if before is not None and not (decision := _decide(home, client, name, number, judge, before)).passed:
             raise UserError(
                 f"somebody has made version {number} champion of {name} in MLflow, and the gate refuses it: "
-                f"{decision.refusal()}; draftsmith rollback {name}, or promote {name} {number} --force --why"
+                f"{decision.refusal()}; `draftsmith rollback {name} --why ...` goes back, "
+                f"`draftsmith promote {name} --version {number} --force --why ...` keeps it"
             )
     return release
+
+
+def _again(name: str, version: int) -> str:
+    return f"`draftsmith remeasure {name}@{version}` measures it again and asks the gate anew"
+
+
+def _require_champion(client: MlflowClient, name: str) -> None:
+    """Raise UserError where no version is champion: what the newest one lacks, and first the commands that help."""
+    require_model(client, name)
+    aliases = aliases_of(client, name)
+    numbers = alias_moves.version_numbers(client, name)
+    if "champion" in aliases or not numbers:
+        return
+    number = aliases.get("challenger", max(numbers))
+    tags = tags_of(client, name, number)
+    answer = tags.get(_ANSWERS[1])
+    overrides = f"`draftsmith promote {name} --version {number} --force --why ...` overrides that"
+    if answer == "passed":
+        told = f"version {number} passed the gate and waits for a yes; `draftsmith promote {name} --why ...` gives it"
+    elif answer is not None:
+        told = f"the gate refused version {number}; {_again(name, number)}, {overrides}; it said: {answer}"
+    else:
+        pipeline, verdict = tags.get("draftsmith.pipeline", "PIPELINE"), tags.get("draftsmith.verdict", "not known")
+        better = f"`draftsmith run {pipeline}` with more data or steps (-p) makes a better one"
+        told = f"version {number} is not worth using ({verdict.replace('_', ' ')}); {better}, {overrides}"
+    raise UserError(f"{name} has no champion: {told}")
 
 
 def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:
@@ -257,8 +291,13 @@ def moves_to_restore(home: Path) -> list[PromotionRow]:
     before = [made_at for made_at, _ in log if made_at not in (None, mark)]
     if not before or any(made_at == mark and row.alias == "champion" for made_at, row in log):
         return []
-    rows = [row for made_at, row in log if made_at == before[-1]]
+    rows = [row for made_at, row in log if made_at == before[-1] and _is_of_target(row)]
     return rows if "champion" in alias_moves.aliases_after(rows) else []
+
+
+def _is_of_target(row: PromotionRow) -> bool:
+    """Whether a move is of a model as models are named now: by their target, where they once had the method too."""
+    return row.name == model_name(json.loads(row.numbers).get("draftsmith.target", row.name))
 
 
 def restore_aliases(home: Path, rows: list[PromotionRow]) -> None:

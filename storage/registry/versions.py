@@ -92,7 +92,7 @@ def facts_of(home: Path, release: Path) -> ReleaseFacts:
     return ReleaseFacts(
         release_key=content["key"],
         session=session_of(content),
-        name=_model_name(target, str(info["method"])),
+        name=model_name(target),
         target=target,
         worth_using=info["verdict"] in ("use", "undecided"),
         gate_passed=bool(info["gate_passed"]),
@@ -201,10 +201,10 @@ def _digest(sums: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode("utf-8")).hexdigest()
 
 
-def _model_name(target: str, method: str) -> str:
-    """`<target name>-<method>`; a target in a folder is named by the folder, one from a hub by its id."""
+def model_name(target: str) -> str:
+    """The registered model of a target: a target in a folder is named by the folder, one from a hub by its id."""
     name = Path(target).name if Path(target).is_absolute() or target.startswith(".") else target
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{name}-{method}").strip("-.")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "target"
 
 
 MODEL_CODE = ROOT / "components" / "publish" / "release" / "mlflow_model.py"

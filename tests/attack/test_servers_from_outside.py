@@ -80,8 +80,8 @@ def for_prefect(api: str) -> list[Request]:
 def for_mlflow(url: str) -> list[Request]:
     """What it takes to put a release of one's own behind the alias champion."""
     sent, api = {"Content-Type": "application/json"}, f"{url}/api/2.0"
-    tag = {"name": "builtin-eagle3", "version": "1", "key": "draftsmith.key", "value": "../mlflow/artifacts/x"}
-    alias = {"name": "builtin-eagle3", "alias": "champion", "version": "1"}
+    tag = {"name": "builtin", "version": "1", "key": "draftsmith.key", "value": "../mlflow/artifacts/x"}
+    alias = {"name": "builtin", "alias": "champion", "version": "1"}
     foreign = {"name": "foreign", "artifact_location": "file:///"}
     return [
         ("PUT", f"{api}/mlflow-artifacts/artifacts/rel/target.json", {}, "{}"),

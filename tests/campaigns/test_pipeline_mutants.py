@@ -212,7 +212,7 @@ def _compiled(file: Path, name: str) -> str:
         flow = catalog_flow(name, declared, RunOptions(file=file, packages=PACKAGES))
         form = flow.parameters.model_dump_for_openapi()
         json.dumps(form, allow_nan=False).encode("utf-8")
-        assert {"from_step", "to_step", "force", "dry_run"} <= set(form["properties"]), form
+        assert {"from_step", "to_step", "force", "trial", "dry_run"} <= set(form["properties"]), form
     except Exception as error:
         return f"compiling: {type(error).__name__}: {str(error)[:TOO_LONG]}"
     return ""

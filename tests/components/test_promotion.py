@@ -21,6 +21,10 @@ def test_depth_zero_without_a_tree_is_plain_decoding() -> None:
 
 def test_a_check_is_one_line_with_its_interval_where_it_has_one() -> None:
     speed = Check("speed_against_champion", True, 1.0425, 0.9871, 1.1049, "lower bound >= 0.98")
-    assert speed.summary() == "speed_against_champion is 1.042 [0.987, 1.105], asked lower bound >= 0.98"
-    assert Check("size", True, 0.5, None, None, "<= 1.50").summary() == "size is 0.5, asked <= 1.50"
+    assert speed.summary() == (
+        "decoding speed, as a share of the champion's: measured 1.042 [0.987, 1.105], asked lower bound at least 0.98"
+    )
+    size = Check("size", True, 0.5, None, None, "<= 1.50")
+    assert size.summary() == "weights, as a multiple of the champion's: measured 0.5, asked at most 1.50"
+    assert size.refusal() == f"{size.summary()} (train a smaller drafter)"
     assert Check("acceptance[all]", False, None, None, None, "maps").measured() == "not measured"

@@ -36,7 +36,7 @@ SECOND = written(  # one schedule and one pipeline gone, one schedule and one fo
     TOYS.with_param("num_rows", max=60).with_keys(
         schedules=[{"slug": "nightly", "cron": "30 2 * * *", "params": {"num_rows": 20}}], overlap="skip"
     ),
-    FOLLOWER.with_keys(triggers=[{"after": "toys"}, {"registry": "builtin-mtp"}]),
+    FOLLOWER.with_keys(triggers=[{"after": "toys"}, {"registry": "builtin"}]),
 )
 
 

@@ -14,7 +14,7 @@ from storage.registry import versions as model_versions
 from storage.registry.tracking import open_client
 from storage.registry.versions import ReleaseFacts
 
-NAME = "builtin-eagle3"
+NAME = "builtin"
 Arm = tuple[str, int, float, int]  # drafter, depth, decode time a token in ms, rounds for 60 tokens
 
 

@@ -194,7 +194,7 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
         page.wait_for_text("Paused")
         page.click("button", "Open menu")
         page.click("[role=menuitem]", "Resume")
-        page.wait_for_text("Promote builtin-eagle3 version 2?")
+        page.wait_for_text("Promote builtin version 2?")
         page.screenshot(tmp_path / "1-asked.png")
         page.click("[role*=dialog] button[role=switch], [role*=dialog] button[role=checkbox]")
         page.wait_for("document.querySelector('[role*=dialog] [aria-checked=true]')")
@@ -203,7 +203,7 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
         page.wait_for_text("Completed", timeout_s=120)
         page.screenshot(tmp_path / "3-promoted.png")
     done = stand.wait(asked["id"])
-    assert done["state"]["message"].endswith("builtin-eagle3 version 2 is now champion")
+    assert done["state"]["message"].endswith("builtin version 2 is now champion")
     log = (stand.home / "promotions.jsonl").read_text().splitlines()
     assert '"alias": "champion"' in log[-1] and "approved in the Prefect UI" in log[-1]
     assert os.path.exists(stand.home / "promotions.jsonl")

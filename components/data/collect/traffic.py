@@ -1,19 +1,23 @@
 """Step `data.collect_traffic`: the new conversations in files of served traffic, for nightly retraining.
 
-A conversation is new if no drafter in the champion's line has looked at its content. The split follows the hash of the
+A conversation is new if no drafter in the champion's line has used its content. The split follows the hash of the
 question, so that a question is in the same split every night and no evaluation question is trained on. A night with too
 few new conversations ends the run as NothingNew; they are collected on a later night.
 
-What has been looked at stands in `seen.txt` of the Prompts artifact: one content digest a line (16 hex digits,
-ascending) of every conversation that it or an artifact before it has looked at, used or not. The next night reads the
-file of the champion's prompts. So a killed night reads the same rows again, conversations of a refused challenger stay
-new, files may be renamed, moved or read twice, and nothing depends on clocks.
+What has been used stands in `seen.txt` of the Prompts artifact: one content digest a line (16 hex digits, ascending) of
+every conversation that it or an artifact before it holds, and of those that can never be used. The next night reads the
+file of the champion's prompts. So what is beyond a night's limits waits for the next one, a killed night reads the same
+rows again, conversations of a refused challenger stay new, files may be renamed, moved or read twice, and nothing
+depends on clocks.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,29 +73,35 @@ def collect_traffic(
     forbidden = questions_in(seen, *EVALUATION)
     if keep_out:
         forbidden |= questions_of_source(keep_out, max_new, counts, ctx)
-    looked_at = read_seen(seen)
+    used = read_seen(seen)
     rows = _read_prompts(source, workload, workload_field, counts, ctx)
     length_limits = (min_prompt_characters, max_prompt_characters)
-    new_prompts = _new_prompts(rows, looked_at, length_limits, forbidden, max_new, counts)
-    pools = split_prompts(new_prompts, sizes, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    new_prompts = _new_prompts(rows, used, length_limits, forbidden, max_new, counts)
+    sides = {"train": num_train, "test": num_test + num_warm_up + num_validation, "warm_up": 0, "validation": 0}
+    pools = split_prompts(new_prompts, sides, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
     trained_on = questions_in(seen, "train")
-    for split in EVALUATION:
-        untrained = [prompt for prompt in pools[split] if hash_number(question_of(prompt)) not in trained_on]
-        counts["trained_on"] += len(pools[split]) - len(untrained)
-        pools[split] = untrained
+    unusable = [prompt for prompt in pools["test"] if hash_number(question_of(prompt)) in trained_on]
+    counts["trained_on"] = len(unusable)
+    used.update(map(digest_of, unusable))
+    untrained = [prompt for prompt in pools["test"] if hash_number(question_of(prompt)) not in trained_on]
+    share = min(1.0, num_train / max(1, len(pools["train"])))
+    pools = {"train": pools["train"], **_to_judge_on(untrained, sizes, share)}
     selected = select_prompts(pools, sizes, counts, ctx.seed)
     _stop_if_too_few(selected, counts, source, min_new)
-    write_prompts(ctx.out, (prompt for split in sizes for prompt in selected[split]))
-    write_seen(ctx.out, looked_at)
-    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken")
-    count_names = ("rows", "new", "seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
+    taken = [prompt for split in sizes for prompt in selected[split]]
+    counts["waiting"] = counts["new"] - counts["trained_on"] - len(taken)
+    write_prompts(ctx.out, taken)
+    write_seen(ctx.out, used.union(map(digest_of, taken)))
+    waiting = f"; {counts['waiting']} wait for the next night" if counts["waiting"] else ""
+    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken{waiting}")
+    reasons = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
     return Prompts.of_step(
         ctx,
         {
             "source": source,
             **{f"num_{split}": len(selected[split]) for split in sizes},
-            **{name: counts[name] for name in count_names},
-            "num_seen_in_all": len(looked_at),
+            **{name: counts[name] for name in ("rows", "new", "waiting", *reasons)},
+            "num_seen_in_all": len(used) + len(taken),
             "workloads": dict(Counter(prompt.workload for split in sizes for prompt in selected[split])),
         },
     )
@@ -119,17 +129,17 @@ def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], 
 
 def _new_prompts(
     prompts: Iterator[Prompt],
-    looked_at: set[int],
+    used: set[int],
     length_limits: tuple[int, int],
     forbidden: frozenset[int],
     max_new: int,
     counts: Counter[str],
 ) -> Iterator[Prompt]:
-    """Prompts not in `looked_at`, of a suitable length and not forbidden; `looked_at` is extended by them."""
+    """Prompts whose content is not in `used`, each once, of a suitable length and not forbidden."""
     tonight: set[int] = set()
     for prompt in prompts:
         digest = digest_of(prompt)
-        if digest in looked_at:
+        if digest in tonight or digest in used:
             counts["duplicates" if digest in tonight else "seen"] += 1
             continue
         size = prompt.num_characters
@@ -139,11 +149,30 @@ def _new_prompts(
             counts["kept_out"] += 1
         else:
             counts["new"] += 1
-            looked_at.add(digest)
             tonight.add(digest)
             yield prompt
             if counts["new"] == max_new:
                 return
+
+
+def _to_judge_on(prompts: Iterable[Prompt], sizes: Mapping[str, int], share: float) -> dict[str, list[Prompt]]:
+    """Tonight's test, validation and warm-up prompts; prompts with equal questions are in the same of the three.
+
+    share: of the training prompts that tonight takes. As much is taken of these, so that those left over are not left
+    without anything to judge on.
+    """
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(question_of(prompt), []).append(prompt)
+    number = min(math.ceil(share * len(groups)), sum(sizes[split] for split in EVALUATION))
+    taken: dict[str, list[list[Prompt]]] = {split: [] for split in EVALUATION if sizes[split]}
+    for group in itertools.islice(groups.values(), number):
+        furthest_behind = min(taken, key=lambda split: len(taken[split]) / sizes[split])
+        taken[furthest_behind].append(group)
+    return {
+        split: [replace(prompt, split=split) for group in taken.get(split, []) for prompt in group]
+        for split in EVALUATION
+    }
 
 
 def _stop_if_too_few(selected: Mapping[str, list[Prompt]], counts: Counter[str], source: str, min_new: int) -> None:
@@ -174,7 +203,7 @@ def digest_of(prompt: Prompt) -> int:
 
 
 def read_seen(prompts: Prompts | None) -> set[int]:
-    """Digests of all conversations that these prompts and those before them have looked at; empty for None."""
+    """Digests of all conversations that these prompts and those before them have used; empty for None."""
     if prompts is None:
         return set()
     digests = {digest_of(prompt) for split in SPLITS for prompt in read_prompts(prompts, split)}

@@ -316,7 +316,9 @@ def traffic_files(source: str) -> tuple[list[Path], int]:
         elif not is_pattern and path.name.endswith(SUFFIXES):
             candidates = find_files(source) if not path.is_file() or path.stat().st_size else []
         else:
-            raise UserError(f"source: {folder}: no such folder; make it, or name the one that traffic is written to")
+            raise UserError(
+                f"source: {folder}: no such folder; `mkdir -p {folder}` makes it, or name the one with the traffic"
+            )
         files = sorted(file for file in candidates if file.is_file() and not file.name.startswith("."))
         inside = [file for file in files if not folder.is_dir() or not leads_out(file, folder)]
         usable = [file for file in inside if file.name.endswith(SUFFIXES)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ from components.drafts.training.loop import Schedule, greedy_examples, train
 from components.drafts.training.memory import check_memory
 from components.drafts.training.processes import train_in_processes
 from components.drafts.training.ranks import Ranks
-from components.methods import METHODS, MethodName
+from components.methods import AUTO, METHODS, MethodName
 from components.targets.interface import AbstractTarget
 from components.targets.load import is_read_whole, open_target
 
@@ -340,7 +340,7 @@ def train_draft(
     features: Features | None,
     start_from: Draft | None,
     *,
-    method: MethodName,
+    method: Literal[MethodName, "auto"],
     settings: dict[str, dict[str, Any]],
     num_steps: int,
     optimizer: Literal["muon", "adamw"],
@@ -365,6 +365,10 @@ def train_draft(
     ctx: Context,
 ) -> Draft:
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
+    if method == AUTO:
+        if start_from is None:
+            raise UserError("train_draft: method: auto is the method of start_from: give that, or name a method")
+        method = cast("MethodName", start_from.info["method"])
     method_settings = settings_of_method(method, settings)
     if not method_settings.trained:
         return _untrained_draft(target, features, start_from, method, method_settings, ctx)

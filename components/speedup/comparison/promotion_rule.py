@@ -1,10 +1,11 @@
 """The rule of promotion: conditions on a challenger, checked on its comparison with the champion.
 
 The challenger need not be shown to be faster; it must be shown not to be slower (by more than `Margins.speed`), and its
-drafts not to be accepted less over all prompts (`Margins.acceptance`) nor in any workload (twice that). A loss that was
-not shown is no evidence of equality: with few prompts an equal challenger may fail, and more prompts are the remedy.
-Its text must be that of plain decoding, and its weights may not grow beyond a limit. The registry asks `judge`;
-confirm_depth enters the same comparison into its policy and checks it with the same `is_kept`.
+text must be that of plain decoding. A loss that was not shown is no evidence of equality: with few prompts an equal
+challenger may fail, and more prompts are the remedy. Of a champion of its own method, it must also be shown that its
+drafts are not accepted less over all prompts (`Margins.acceptance`) nor in any workload (twice that), and its weights
+may not grow beyond a limit; another method has its own acceptance and size, and speed alone tells which is better. The
+registry asks `judge`; confirm_depth enters the same comparison into its policy and checks it with the same `is_kept`.
 
 The challenger is compared at its chosen depth, at which it would serve. The champion is compared at the depth it serves
 at now, whatever this measurement would choose for it: the registry's gate compares the same two, and a depth chosen by
@@ -88,8 +89,8 @@ def _identity_check(evidence: Evidence, comparison: Comparison) -> Check:
 
 
 def _acceptance_checks(evidence: Evidence, comparison: Comparison) -> list[Check]:
-    """Checks of acceptance; none where the champion or the challenger decodes plainly."""
-    if evidence.challenger.is_plain or evidence.champion.is_plain:
+    """Checks of acceptance; none where one of the two decodes plainly, or they draft by different methods."""
+    if evidence.challenger.is_plain or evidence.champion.is_plain or not evidence.same_method:
         return []
     ratios = comparison.of("acceptance_length")
     if not ratios or comparison.depths is None:
@@ -105,6 +106,8 @@ def _acceptance_checks(evidence: Evidence, comparison: Comparison) -> list[Check
 
 def _size_check(evidence: Evidence) -> Check:
     new, old = evidence.challenger_bytes, evidence.champion_bytes
+    if not evidence.same_method:
+        return Check("size", True, None, None, None, "nothing: the champion drafts by another method")
     if new is None or not old:
         return Check("size", True, None, None, None, "sizes are not known")
     most = 1.0 + MAX_GROWTH
@@ -150,14 +153,16 @@ def with_comparison(
 def champion_checks(policy: Policy, challenger: Draft) -> list[GateCheck]:
     """Gate checks: speed and acceptance are not worse, by the rule of promotion, and training changed the weights."""
     checks = []
-    if not any((row.quantity, row.workload) == ("acceptance_length", ALL) for row in policy.comparisons):
+    same_method = all(row.method == row.champion_method for row in policy.comparisons)
+    is_compared = any((row.quantity, row.workload) == ("acceptance_length", ALL) for row in policy.comparisons)
+    if same_method and not is_compared:
         missing = "maps of both drafters on the same prompts, at one depth"
         checks.append(GateCheck(f"acceptance_against_champion[{ALL}]", False, 0.0, missing))
     for row in policy.comparisons:
         passed, limit = is_kept(row)
         if (row.quantity, row.workload) == ("decode_speed", ALL):
             checks.append(GateCheck("speed_against_champion", passed, row.lo, limit))
-        elif row.quantity == "acceptance_length":
+        elif row.quantity == "acceptance_length" and same_method:
             checks.append(GateCheck(f"acceptance_against_champion[{row.workload}]", passed, row.lo, limit))
     step = challenger.info.get("best_step")
     if challenger.info.get("continued_from") and step is not None:

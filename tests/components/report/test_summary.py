@@ -28,8 +28,8 @@ def test_summary_of_a_confirmed_policy(study: dict[str, Any]) -> None:
     assert lines["token-identical"].startswith("yes (")
     slower = summarise({**info, "verdict": "do_not_speculate"})
     assert slower["chosen depth"] == f"{info['depth_k']}, not served"
-    refused = summarise({**info, "gate_passed": False, "gate_failed": ["no_faults", "differs_from_champion"]})
-    assert refused["promotion gate"] == "not passed: no_faults, differs_from_champion"
+    refused = summarise({**info, "gate_passed": False, "gate_failed": ["this", "that"]})
+    assert refused["promotion gate"] == "not passed: this; that"
     assert list(lines)[-1] == "report"
 
 

@@ -1,13 +1,17 @@
-"""A step that finds nothing to do ends the run there: completed, said everywhere, and nothing is left of it."""
+"""How a run ended is said everywhere alike: nothing to do, not planned, interrupted, killed."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pipeline_builder import pipeline, step
+from pipeline_builder import pipeline, step, written
+from toy_garden import COMMAND_LINE, gone
 
 from flows.execution.engine import Engine
 from storage import journal
@@ -16,6 +20,7 @@ from storage.history.query import query
 from storage.registry.tracking import open_client
 
 Cli = Callable[..., tuple[int, str, str]]
+AGAIN = "; `draftsmith run quiet` looks again"
 
 
 @pytest.fixture
@@ -39,13 +44,17 @@ def test_it_is_no_failure_and_is_said_wherever_somebody_looks(
 ) -> None:
     code, out, err = draftsmith("run", "quiet", "--direct", "-f", file)
     assert (code, err) == (0, "")
-    assert "quiet: nothing new, ended after " in out and out.rstrip().endswith(f"{folder} is empty")
+    assert "quiet: nothing new, ended after " in out and out.rstrip().endswith(f"{folder} is empty{AGAIN}")
     assert f"found   nothing new: {folder} is empty" in out and "draft " not in out
     assert [store.record_of(key)["record"]["step"] for key in sorted(store.keys())] == ["before"]
     assert list((store.home / "partial").iterdir()) == []
     (entries,) = journal.all_runs(store.home)
     end = entries[-1]
-    assert (end["entry"], end["status"], end["reason"]) == ("end", "completed", f"nothing new: {folder} is empty")
+    assert (end["entry"], end["status"], end["reason"]) == (
+        "end",
+        "completed",
+        f"nothing new: {folder} is empty{AGAIN}",
+    )
     assert query("SELECT status, reason, num_executed FROM runs", store.home)[1] == [("completed", end["reason"], 1)]
     client = open_client(store.home)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
@@ -70,3 +79,49 @@ def test_a_started_attempt_leaves_nothing_for_the_next(file: Path, folder: Path,
     assert draftsmith("run", "quiet", "--direct", "-f", file)[0] == 0
     made = next(key for key in sorted(store.keys()) if store.record_of(key)["record"]["step"] == "found")
     assert json.loads(json.dumps(store.record_of(made)["info"])) == {"num_rows": 1}
+
+
+def ended(store: Store) -> list[tuple[str, str]]:
+    """(status, reason) of every run in the history, oldest first; MLflow has the same, and nothing that still runs."""
+    rows = query("SELECT status, coalesce(reason, '') FROM runs ORDER BY started_at", store.home)[1]
+    client = open_client(store.home)
+    logged = client.search_runs(
+        [e.experiment_id for e in client.search_experiments()], "tags.`draftsmith.step` = '-'", order_by=["start_time"]
+    )
+    words = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "killed"}
+    assert [(words[run.info.status], run.data.tags["draftsmith.reason"]) for run in logged] == rows
+    return [(status, reason) for status, reason in rows]
+
+
+def test_a_run_that_cannot_be_planned_or_is_ended_from_outside_is_in_the_history_and_in_mlflow_too(
+    pipelines: Callable[[str], Path], draftsmith: Cli, store: Store, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    night = pipeline("night", draft=step("toys.grow", {"corpus": "soil"}), soil=step("toys.plant", num_rows=0))
+    slow = pipeline("slow", soil=step("toys.plant"), page=step("toys.hang"))
+    file = pipelines(written(night, slow))
+    assert draftsmith("run", "slow", "--direct", "--to", "soil", "-f", file)[0] == 0
+
+    code, _, err = draftsmith("run", "night", "--direct", "-f", file)
+    assert code == 2 and "num_rows" in err
+    assert draftsmith("run", "nowhere", "-f", file)[0] == 2, "no run of a pipeline that is not there"
+    status, reason = ended(store)[1]
+    assert status == "failed" and "step 'soil': " in reason and reason in " ".join(err.split())
+
+    for signum in (signal.SIGINT, signal.SIGKILL):
+        process = start(COMMAND_LINE, "run", "slow", "--direct", "-f", file)
+        while not (found := list((store.home / "partial").glob("*.scratch/pids"))):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        pids = found[0].read_text().split()
+        found[0].unlink()
+        process.send_signal(signum)
+        process.communicate(timeout=60)
+        assert all(gone(int(pid)) for pid in pids)
+        assert ended(store)[2:] == [("killed", "interrupted")], "who is interrupted says so, who is killed cannot"
+    assert draftsmith("run", "slow", "--direct", "--to", "soil", "-f", file)[0] == 0
+    assert [status for status, _ in ended(store)] == ["completed", "failed", "killed", "killed", "completed"]
+    assert ended(store)[3][1] == "the process ended without a word"
+    code, out, _ = draftsmith("query", "failures", "--format", "json")
+    assert code == 0 and [row["why"] for row in json.loads(out)] == [
+        reason for _, reason in reversed(ended(store)[1:4])
+    ]

@@ -52,7 +52,7 @@ def test_what_a_person_has_paused_stays_paused_through_a_change(said: dict[str, 
 
 def test_changes_are_updates_and_what_is_gone_is_pruned(said: dict[str, Any]) -> None:
     assert [line for line in said["changed"] if not line.startswith("keep")] == [
-        "create trigger follower: registry builtin-mtp@champion",
+        "create trigger follower: registry builtin@champion",
         "prune pipeline leaver",
         "prune schedule toys/weekly",
         "prune trigger follower: file in/*.txt",
@@ -62,7 +62,7 @@ def test_changes_are_updates_and_what_is_gone_is_pruned(said: dict[str, Any]) ->
     ]
     assert (said["toys"]["maximum"], said["toys"]["strategy"]) == (60, "CANCEL_NEW")
     assert said["toys"]["described"] == "Rows to plant."
-    assert said["triggers"] == ["follower: after toys", "follower: registry builtin-mtp@champion"]
+    assert said["triggers"] == ["follower: after toys", "follower: registry builtin@champion"]
 
 
 def test_another_file_on_the_same_server_prunes_nothing_of_this_one(said: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def test_a_file_is_news_once_when_it_has_stopped_growing_and_a_restart_forgets_n
 
 
 def move(home: Path, version: int) -> PromotionRow:
-    row = PromotionRow(f"move-{version}", now(), "builtin-mtp", "champion", "promote", None, version, "ann", "", "{}")
+    row = PromotionRow(f"move-{version}", now(), "builtin", "champion", "promote", None, version, "ann", "", "{}")
     journal.log_promotion(home, row)
     return row
 
@@ -80,7 +80,7 @@ def test_every_later_move_in_the_promotion_log_is_told_until_it_is_taken(place: 
     for _ in range(2):
         (event,) = watcher.pending_events()
         assert (event.body["event"], event.body["payload"]["to_version"]) == (MOVE_EVENT, 2)
-        assert event.body["resource"]["prefect.resource.id"] == move_resource("builtin-mtp", "champion")
+        assert event.body["resource"]["prefect.resource.id"] == move_resource("builtin", "champion")
         json.dumps(event.body)
     watcher.acknowledge([event])
     assert Watcher(place / "pipelines.yaml", home).pending_events() == []

@@ -110,7 +110,7 @@ def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, 
 
 def test_a_night_without_news_ends_completed_and_says_so(server, home):
     assert "['good'] []" in run(home, "quiet", PREFECT_API_URL=server)
-    line = f"nothing new: {home.parent}/quiet is empty"
+    line = f"nothing new: {home.parent}/quiet is empty; `draftsmith run quiet` looks again"
     (flow,) = (row for row in ask(server, "flow_runs") if row["state"]["message"] == line)
     assert (flow["state"]["type"], flow["state"]["name"]) == ("COMPLETED", "NothingNew")
     good, found = tasks_of(server, flow["id"], 2)

@@ -17,7 +17,7 @@ from flows.spec.references import OFFERED, reference_error
 from storage.artifacts.store import Store
 from storage.registry.tracking import KEY_TAG, open_client
 
-NAME = "builtin-fern"
+NAME = "builtin"
 PIPELINE = pipeline(
     "p",
     {"who": {"type": "str", "default": "champion"}},
@@ -90,7 +90,7 @@ def test_a_registered_version_is_an_input_of_any_step(
     ]:
         with pytest.raises(UserError, match=rf"^pipelines.yaml:7: step 'judged': .*{says}"):
             plan_of(PIPELINE, {"who": who})
-    with pytest.raises(UserError, match=r"no registered model 'other' \(known: builtin-fern\)"):
+    with pytest.raises(UserError, match=r"no registered model 'other' \(known: builtin\)"):
         plan_of(PIPELINE.with_inputs("judged", draft="registry:other@champion"))
     shutil.rmtree(released.path_of("draft2"))
     with pytest.raises(
@@ -100,7 +100,7 @@ def test_a_registered_version_is_an_input_of_any_step(
 
 
 def test_without_a_registry_there_is_no_champion_and_none_is_made(plan_of: Callable[..., Plan], home: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no registered model 'builtin-fern' \(known: none yet\)"):
+    with pytest.raises(UserError, match=r"there is no registered model 'builtin' \(known: none yet\)"):
         plan_of(PIPELINE)
     assert not (home / "mlflow").exists()
 

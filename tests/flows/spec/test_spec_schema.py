@@ -90,6 +90,11 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "approval in no time": ("pipelines:\n  p:\n    approval: {within_minutes: 0, who: ann}\n    steps:\n" + STEP, [
         "3: pipeline 'p': 'within_minutes' must be more than 0, not 0",
         "3: pipeline 'p': unknown key 'who'"]),
+    "retry": ("pipelines:\n  p:\n    retry: {when: busy, until: dawn, timezone: Mars}\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'until' must be a time of day such as \"06:00\", not 'dawn'",
+        "3: pipeline 'p': 'when' must be one of noisy, not 'busy'"]),
+    "retry in a zone": ("pipelines:\n  p:\n    retry: {until: '06:00', timezone: Mars}\n    steps:\n" + STEP, [
+        "3: pipeline 'p': unknown timezone 'Mars'"]),
     "triggers": ("pipelines:\n  p:\n    triggers:\n      - {after: q}\n      - {after: p}\n      - {file: a, registry: m}\n"
                  "      - {registry: a b}\n      - {file: x, alias: champion}\n      - {file: y, params: {n: 1}}\n    steps:\n" + STEP, [
         "4: trigger number 1: no pipeline 'q' (known: p)",

@@ -53,9 +53,12 @@ def champion_moves(home: Path) -> list[tuple[Any, ...]]:
 def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_move(home: Path, make: Any) -> None:
     assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 1}
     version = open_client(home).get_model_version(NAME, "2")
-    assert version.tags["gate.against"] == "1" and "speed_against_champion is 0.83" in version.tags["gate.answer"]
+    assert (
+        version.tags["gate.against"] == "1"
+        and "decoding speed, as a share of the champion's: measured 0.83" in version.tags["gate.answer"]
+    )
     assert "speed_against_champion" in version.description and "measured speedup" in version.description
-    with pytest.raises(UserError, match=r"gate refuses: speed_against_champion is 0.83.*--force --why overrides it"):
+    with pytest.raises(UserError, match=r"gate refuses: decoding speed, .*: measured 0.83.*--force --why overrides it"):
         promote(home, NAME, judge=judge)
     with pytest.raises(UserError, match="say why"):
         promote(home, NAME, 2, force=True, judge=judge)
@@ -79,8 +82,11 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
         ("rollback", 2, 1, "d1", None),
         ("promote", 1, 3, "d3", 8),
     ]
-    assert rows[1][3].startswith("our own prompts say so; the gate refused: speed") and rows[2][3] == "they did not"
-    assert "speed_against_champion is 1.25" in rows[3][3]
+    assert (
+        rows[1][3].startswith("our own prompts say so; the gate refused: decoding speed")
+        and rows[2][3] == "they did not"
+    )
+    assert "measured 1.25" in rows[3][3]
     everything = query("SELECT * FROM promotions", home)
     rebuild(home, Store(home))
     assert query("SELECT * FROM promotions", home) == everything
@@ -144,7 +150,7 @@ def test_a_deleted_version_or_model_is_noticed_too(home: Path) -> None:
     assert {(row.alias, row.to_version) for row in notice_moves(home)} == {("candidate", None), ("challenger", None)}
     client.delete_registered_model(NAME)
     assert [(row.alias, row.to_version) for row in notice_moves(home)] == [("champion", None)]
-    with pytest.raises(UserError, match="no registered model 'builtin-eagle3' \\(known: none yet\\)"):
+    with pytest.raises(UserError, match="no registered model 'builtin' \\(known: none yet\\)"):
         promote(home, NAME, 1, judge=judge)
 
 

@@ -28,7 +28,9 @@ def test_an_engine_mismatch_blocks_promotion_until_it_is_measured_mended(home: P
     assert [check.name for check in decide(home, TAGS, None, None, judge).checks] == ["own_gate"]
     record_artifact(home, make("a", rows=[compared("mismatch"), compared("equal", "llama.cpp")]).path)
     decision = decide(home, TAGS, None, None, judge)
-    assert not decision.passed and decision.refusal().startswith("engine_mismatch is 1")
+    assert not decision.passed and decision.refusal().startswith(
+        "engine runs that differ from our own decoding: measured 1, asked 0 of"
+    )
     assert "vllm 1.0" in decision.refusal() and "llama.cpp" not in decision.refusal()
     record_artifact(home, make("b", rows=[compared("close")]).path)
     assert decide(home, TAGS, None, None, judge).passed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 from paired_runs import timed
 
 from components.promotion import Check
+from components.refusals import WORDS
 from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.promotion_rule import judge
 from storage.history.query import query
 from storage.history.write import record_artifact
 from storage.registry.promotion_gate import Decision, decide
 
+ROOT = Path(__file__).parents[3]
 OLD, NEW = ("old", 3, 6.0, 25), ("new", 4, 5.0, 22)
 SHALLOW = [("old", 1, 8.0, 40), ("new", 1, 8.0, 40)]  # a depth that both were run at, as every measurement has one
 Ask = Callable[..., Decision]
@@ -63,7 +66,7 @@ def test_a_faster_challenger_measured_beside_the_champion_passes(ask: Ask) -> No
     assert "both in one run" in check(decision, "prompts_measured_for_both").asked
     assert {"acceptance[all]", "acceptance[code]", "acceptance[chat]"} < {check.name for check in decision.checks}
     assert decision.justification().startswith(
-        "the promotion gate passed against version 1: speed_against_champion is 1.2"
+        "the promotion gate passed against version 1: decoding speed, as a share of the champion's: measured 1.2"
     )
 
 
@@ -74,7 +77,9 @@ def test_the_gate_does_not_ask_to_be_faster_only_not_to_be_slower(ask: Ask) -> N
 def test_a_slower_challenger_is_refused_with_the_numbers(ask: Ask) -> None:
     decision = ask(timed([OLD, ("new", 4, 6.5, 25), *SHALLOW]))
     assert failed(decision) == {"speed_against_champion"}
-    assert "speed_against_champion is 0.92" in decision.refusal() and "asked lower bound >= 0.98" in decision.refusal()
+    told = decision.refusal()
+    assert "decoding speed, as a share of the champion's: measured 0.92" in told
+    assert "], asked lower bound at least 0.98 (" in told and "train on more conversations" in told
 
 
 def test_two_runs_on_one_machine_are_compared_through_plain_decoding(ask: Ask) -> None:
@@ -120,9 +125,19 @@ def test_other_text_worse_acceptance_and_fat_weights_are_refused_by_name(ask: As
 
 def test_without_a_champion_the_releases_own_gate_decides(home: Path) -> None:
     assert decide(home, tags("new", 4), None, None, judge).passed
-    checks = json.dumps([{"name": "prediction_gap", "passed": False}, {"name": "no_faults", "passed": True}])
+    checks = json.dumps([{"name": "prediction_gap", "passed": False, "value": 0.22, "limit": "<= 0.15"}])
     refused = decide(home, tags("new", 4, **{"gate.status": "failed", "gate.checks": checks}), None, None, judge)
-    assert not refused.passed and "(prediction_gap)" in refused.refusal()
+    assert not refused.passed and refused.refusal() == (
+        "gap between predicted and measured speedup, as a share of the measured one: measured 0.22, asked at most 0.15 "
+        "(measure it again, best on a machine with nothing else to do)"
+    )
+
+
+def test_every_check_has_words_for_what_it_measures_and_what_to_do_where_it_fails() -> None:
+    sources = [path.read_text() for room in ("components", "storage") for path in (ROOT / room).rglob("*.[ps][yq]*")]
+    names = {name for text in sources for name in re.findall(r"Check\(\s*f?\"(\w+)|SELECT '(\w+)' AS name", text)}
+    assert {one or other for one, other in names} == WORDS.keys()
+    assert all(what and todo for what, todo in WORDS.values())
 
 
 def test_the_answer_is_the_same_every_time(ask: Ask, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model is named by its target and method, and the page of a version tells its facts and the gate's answer."""
+"""A model is named by its target, and the page of a version tells its facts and the gate's answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from components.promotion import Check
 from storage.registry.promotion_gate import Decision
-from storage.registry.versions import _model_name, description
+from storage.registry.versions import description, model_name
 
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("owner/model", "owner-model-mtp"), ("/models/my model", "my-model-mtp"), ("./here", "here-mtp")],
+    [("owner/model", "owner-model"), ("/models/my model", "my-model"), ("./here", "here"), ("./..", "target")],
 )
-def test_a_model_is_named_by_its_target_and_method(target: str, name: str) -> None:
-    assert _model_name(target, "mtp") == name
+def test_a_model_is_named_by_its_target(target: str, name: str) -> None:
+    assert model_name(target) == name
 
 
 def test_the_page_of_a_version_tells_facts_and_answers() -> None:

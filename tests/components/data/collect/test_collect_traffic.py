@@ -57,7 +57,7 @@ def collect(folder: Path, ctx: Context, seen: Prompts | None = None, **changed: 
     return collect_traffic(seen, source=str(folder), ctx=ctx, **{"min_new": 1, "num_train": 500, **changed})
 
 
-def test_every_night_takes_what_no_night_before_has_looked_at(folder: Path, new_ctx: NewCtx) -> None:
+def test_every_night_takes_what_no_night_before_has_used(folder: Path, new_ctx: NewCtx) -> None:
     write(folder / "1.jsonl", [chat(f"first {n}") for n in range(40)])
     first = collect(folder, new_ctx())
     write(folder / "2.jsonl", [chat(f"second {n}") for n in range(30)] + [chat("first  7")])
@@ -70,17 +70,26 @@ def test_every_night_takes_what_no_night_before_has_looked_at(folder: Path, new_
         collect(folder, new_ctx(), second)
 
 
-def test_what_a_night_looked_at_counts_as_seen_even_where_it_was_not_chosen(folder: Path, new_ctx: NewCtx) -> None:
-    write(folder / "1.jsonl", [chat(f"word {n}") for n in range(200)])
-    first = collect(folder, new_ctx(), num_train=5, num_test=3, num_validation=1, num_warm_up=1)
-    assert len(everything(first)) == 10 and len(read_seen(first)) == 200
+@pytest.mark.parametrize(("count", "limit", "nights"), [(80, 24, 3), (200, 60, 3), (30, 60, 1)])
+def test_what_is_beyond_a_nights_limit_is_used_once_in_the_nights_after(
+    folder: Path, new_ctx: NewCtx, count: int, limit: int, nights: int
+) -> None:
+    write(folder / "1.jsonl", [chat(f"word {n}") for n in range(count)])
+    taken: list[int] = []
+    seen: Prompts | None = None
+    for night in range(nights):
+        seen = collect(folder, new_ctx(), seen, num_train=limit)
+        taken += [digest_of(prompt) for prompt in everything(seen)]
+        assert len(list(read_prompts(seen, "train"))) <= limit and read_seen(seen) == set(taken)
+        assert seen.info["waiting"] == count - len(taken) == seen.info["new"] - len(everything(seen)), night
+    assert len(taken) == len(set(taken)) == count
     with pytest.raises(NothingNew):
-        collect(folder, new_ctx(), first)
+        collect(folder, new_ctx(), seen)
 
 
 def test_the_watermark_goes_through_the_mix(folder: Path, new_ctx: NewCtx) -> None:
     write(folder / "1.jsonl", [chat(f"first {n}") for n in range(60)])
-    first = collect(folder, new_ctx(), num_train=10)
+    first = collect(folder, new_ctx())
     mixed = mix_prompts(first, None, ctx=new_ctx())
     assert read_seen(mixed) == read_seen(first)
     with pytest.raises(NothingNew):
@@ -214,7 +223,7 @@ def test_no_more_than_max_new_are_looked_at_and_the_rest_waits(folder: Path, new
     write(folder / "1.jsonl", [chat(f"q {n}") for n in range(100)])
     first = collect(folder, new_ctx(), max_new=60)
     second = collect(folder, new_ctx(), first, max_new=60)
-    assert (first.info["new"], second.info["new"]) == (60, 40)
+    assert (first.info["new"], second.info["new"]) == (60, 40 + first.info["waiting"])
 
 
 def test_a_broken_watermark_is_told(folder: Path, new_ctx: NewCtx) -> None:

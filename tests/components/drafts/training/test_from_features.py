@@ -17,6 +17,7 @@ from tiny_drafts import ODD_TAPS, READING, TRAINED, new_context, write_features
 from components.contract import Draft, Features, Target, UserError
 from components.decoding.chain import decode
 from components.drafts import train_draft
+from components.drafts.settings import train_draft_settings
 from components.drafts.storage.files import open_draft
 from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TapLayers
@@ -67,7 +68,7 @@ def test_training_goes_on_from_the_champion_and_says_so(
     champions: dict[str, Draft],
 ) -> None:
     champion = champions[method]
-    made, _ = go_on(tmp_path / "on", tiny_folder, features, champion, method=method, num_steps=12)
+    made, _ = go_on(tmp_path / "on", tiny_folder, features, champion, method="auto", num_steps=12)
     fresh, _ = go_on(tmp_path / "fresh", tiny_folder, features, None, method=method, num_steps=12)
 
     def losses(draft: Draft) -> list[float]:
@@ -76,7 +77,7 @@ def test_training_goes_on_from_the_champion_and_says_so(
 
     assert losses(made)[0] < losses(fresh)[0]
     record = json.loads((made.path / "draft.json").read_text())
-    assert record["continued_from"] == champion.key
+    assert (record["continued_from"], record["method"]) == (champion.key, method)
     assert (record["optimiser_steps"], record["optimiser_steps_before"]) == (12, 6)
     assert made.info["held_out_al"] >= champion.info["held_out_al"]
     open_draft(made, tiny_target("llama"))
@@ -84,6 +85,14 @@ def test_training_goes_on_from_the_champion_and_says_so(
     assert torch.equal(then["d2t"], now["d2t"])
     third, _ = go_on(tmp_path / "third", tiny_folder, features, made, method=method)
     assert third.info["optimiser_steps_before"] == 18
+
+
+def test_the_method_of_no_drafter_is_none(tmp_path: Path, tiny_folder: Folder, features: Features) -> None:
+    with pytest.raises(UserError, match="method: auto is the method of start_from: give that, or name a method"):
+        go_on(tmp_path, tiny_folder, features, None, method="auto")
+    settings = {"method": "auto", "settings": {"mtp": {"mtp_modules": 2}, "eagle3": {"ttt_step": 4}}}
+    assert train_draft_settings(settings)[0] == settings
+    assert [place for place, _ in train_draft_settings(settings)[1]] == [("settings", "eagle3", "ttt_step")]
 
 
 def test_the_champions_weights_stay_when_no_step_improves_on_them(

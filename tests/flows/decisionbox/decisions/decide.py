@@ -10,8 +10,8 @@ from components.rows import DepthChoice, DepthEval
 from components.speedup.policy_markdown import write_policy
 
 
-def decide(*, ctx: Context) -> DepthPolicy:
-    """Predicted speedups 1.40, 1.54, 1.52: depth 2."""
+def decide(*, noise: str = "", ctx: Context) -> DepthPolicy:
+    """Predicted speedups 1.40, 1.54, 1.52: depth 2. noise: what disturbed the measurement, whose gate then refuses."""
     evals = []
     for k, al, verify, draft, speed in ((1, 1.80, 90, 8, 1.40), (2, 2.39, 104, 14, 1.54), (3, 2.79, 117, 22, 1.52)):
         cost = (verify + draft) / 76
@@ -53,4 +53,4 @@ def decide(*, ctx: Context) -> DepthPolicy:
     gate = Gate(True, [GateCheck("min_speedup", True, 1.5, "at least 1.2x")])
     policy = Policy("sel", "t", "float32", "k", "argmax", 0.01, [choice], evals, [], [], [], [], gate=gate)
     write_policy(ctx.out, policy)
-    return DepthPolicy.of_step(ctx)
+    return DepthPolicy.of_step(ctx, {"noise": noise})

@@ -1,0 +1,69 @@
+"""Deploys two nights and runs each as a worker does: night_round_trip.py FILE HOME UNTIL."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+from pipeline_builder import pipeline, step, written  # noqa: E402
+
+from flows.orchestration.prefect_server import prepare  # noqa: E402
+
+
+def nights(until: str) -> str:
+    """A night without a champion, and one whose measurement was disturbed."""
+    retry = {"when": "noisy", "until": until, "every_minutes": 20}
+    lost = pipeline(
+        "lost", soil=step("toys.plant"), judged=step("toys.judge", {"corpus": "soil", "draft": "registry:oak@champion"})
+    )
+    noisy = pipeline(
+        "noisy",
+        {"rows": {"type": "int", "default": 3}},
+        keys={"retry": retry},
+        soil=step("toys.plant", num_rows="${params.rows}"),
+        plant=step("toys.grow", {"corpus": "soil"}, num_steps=2),
+        timed=step("toys.measure", {"draft": "plant"}),
+        depth=step("decisions.decide", noise="other work ran meanwhile"),
+    )
+    return written(lost, noisy)
+
+
+def main(file: Path, home: Path, until: str) -> dict[str, object]:
+    """The state of each run (name, message), and what is scheduled then: parameters and when."""
+    home.mkdir(exist_ok=True)
+    file.write_text(nights(until))
+    prepare(home)
+    from prefect.client.orchestration import get_client
+
+    from flows.orchestration.deployments import apply_changes, plan_changes
+
+    apply_changes(plan_changes(file, home, packages=("toybox", "decisionbox")))
+    said: dict[str, object] = {}
+    with get_client(sync_client=True) as client:
+        for name in ("lost", "noisy"):
+            deployment = client.read_deployment_by_name(f"{name}/{name}")
+            run = client.create_flow_run_from_deployment(
+                deployment.id, parameters={"rows": 4} if name == "noisy" else {}
+            )
+            env = {**os.environ, **deployment.job_variables["env"], "PREFECT__FLOW_RUN_ID": str(run.id)}
+            env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE)])
+            done = subprocess.run(
+                [sys.executable, "-m", "prefect.engine"], env=env, capture_output=True, text=True, check=False
+            )
+            state = client.read_flow_run(run.id).state
+            assert state is not None and state.is_final(), done.stderr
+            said[name] = [state.name, state.message]
+        said["again"] = [
+            [run.parameters, str(run.expected_start_time)]
+            for run in client.read_flow_runs()
+            if run.deployment_id == deployment.id and run.state_name == "Scheduled"
+        ]
+    return said
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])) + "\n")
