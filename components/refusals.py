@@ -44,7 +44,7 @@ WORDS: Final[Mapping[str, tuple[str, str]]] = {
 """Name of a check, without the workload in brackets -> (what is measured, what to do where it fails)."""
 
 
-def measured_and_asked(name: str, measured: str, asked: str) -> str:
+def measured_and_asked(name: str, measured: str, bound: str) -> str:
     """What a check measured and what it asks, one clause. name: with its workload, "acceptance[code]".
 
     measured: the value with its interval, or "not measured".
@@ -53,7 +53,7 @@ def measured_and_asked(name: str, measured: str, asked: str) -> str:
     what = WORDS[base][0] if base in WORDS else base.replace("_", " ")
     of = f" on {workload} prompts" if workload else ""
     seen = measured if measured.startswith("not ") else f"measured {measured}"
-    return f"{what}{of}: {seen}, asked {_limit_in_words(asked)}"
+    return f"{what}{of}: {seen}, asked {_limit_in_words(bound)}"
 
 
 def remedy(name: str) -> str:
@@ -61,13 +61,13 @@ def remedy(name: str) -> str:
     return WORDS.get(name.partition("[")[0], ("", ""))[1]
 
 
-def refusal(name: str, measured: str, asked: str) -> str:
+def refusal(name: str, measured: str, bound: str) -> str:
     """A failed check in one clause: what was measured, what was asked, what to do."""
     todo = remedy(name)
-    return measured_and_asked(name, measured, asked) + (f" ({todo})" if todo else "")
+    return measured_and_asked(name, measured, bound) + (f" ({todo})" if todo else "")
 
 
-def _limit_in_words(asked: str) -> str:
+def _limit_in_words(bound: str) -> str:
     for sign, words in ((">=", "at least"), ("<=", "at most"), (">", "more than"), ("<", "less than")):
-        asked = asked.replace(f"{sign} ", f"{words} ")
-    return asked
+        bound = bound.replace(f"{sign} ", f"{words} ")
+    return bound

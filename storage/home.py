@@ -65,13 +65,13 @@ def settle(home: Path) -> str:
 
     Returns one line for people, "" when nothing has happened. A folder that is no home yet is left as it is.
     """
-    known, here = read_identity(home), str(home.absolute())
-    if known is not None and _is_here(known, home):
+    identity, here = read_identity(home), str(home.absolute())
+    if identity is not None and _is_here(identity, home):
         return ""
     if not any((home / name).exists() for name in ("store", "mlflow", "runs", "history")):
         return ""
     if not os.access(home, os.W_OK):
-        came = f"{here} was copied or moved from {known.path}" if known is not None else ""
+        came = f"{here} was copied or moved from {identity.path}" if identity is not None else ""
         return came and f"{came} and cannot be written to: MLflow's addresses still lead there"
     try:
         return _settle(home)
@@ -85,16 +85,18 @@ def _settle(home: Path) -> str:
     here = str(home.absolute())
     (home / "locks").mkdir(exist_ok=True)
     with locked(home / "locks" / "home.lock"):
-        known = read_identity(home)
-        if known is not None and _is_here(known, home):  # somebody else has done it meanwhile
+        identity = read_identity(home)
+        if identity is not None and _is_here(identity, home):  # somebody else has done it meanwhile
             return ""
-        former = known.path if known is not None else _former_place(home)
-        is_copy = not _is_moved(known) if known is not None else bool(former) and (Path(former) / "mlflow").exists()
+        former = identity.path if identity is not None else _former_place(home)
+        is_copy = (
+            not _is_moved(identity) if identity is not None else bool(former) and (Path(former) / "mlflow").exists()
+        )
         try:
             num_addresses = _lead_here(home, former, is_copy=is_copy) if former else 0
         except sqlite3.DatabaseError as error:
             return f"{here} was copied or moved from {former}, and its databases still lead there: {error}"
-        home_id = known.home_id if known is not None and not is_copy else uuid.uuid4().hex
+        home_id = identity.home_id if identity is not None and not is_copy else uuid.uuid4().hex
         identity = Identity(home_id, here, socket.gethostname())
         write_whole(home / "home.json", json.dumps(dataclasses.asdict(identity), indent=1) + "\n", durable=True)
     if not former:
@@ -104,27 +106,27 @@ def _settle(home: Path) -> str:
     return f"{here} {what} {former}: {num_addresses} addresses in MLflow and Prefect lead here now{own}"
 
 
-def _is_here(known: Identity, home: Path) -> bool:
+def _is_here(identity: Identity, home: Path) -> bool:
     """Whether this is the place that the home knows, under this name or another."""
-    if known.path == str(home.absolute()):
+    if identity.path == str(home.absolute()):
         return True
     try:
-        return os.path.samefile(known.path, home)
+        return os.path.samefile(identity.path, home)
     except OSError:
         return False
 
 
-def _is_moved(known: Identity) -> bool:
+def _is_moved(identity: Identity) -> bool:
     """Whether the former place is certainly gone: on this machine, and there is no home of this identity any more."""
-    if known.host != socket.gethostname():
+    if identity.host != socket.gethostname():
         return False
     try:
-        former = json.loads((Path(known.path) / "home.json").read_text(encoding="utf-8"))
+        former = json.loads((Path(identity.path) / "home.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return True
     except (OSError, ValueError):
         return False
-    return not isinstance(former, dict) or former.get("home_id") != known.home_id
+    return not isinstance(former, dict) or former.get("home_id") != identity.home_id
 
 
 def _former_place(home: Path) -> str:

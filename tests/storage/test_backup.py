@@ -24,8 +24,9 @@ from storage.repair import find_damage
 
 def write(home: Path, make: Any, database: sqlite3.Connection, number: int) -> None:
     """One run: an artifact, its rows, its journal, a row of the database that names it."""
-    kind = ("Draft", "Release")[number % 2]
-    artifact = make(f"k{number % 7}", kind=kind, files={"weights": str(number) * 1000, "more": "same"})
+    key, kind = f"k{number % 7}", ("Draft", "Release")[number % 2]
+    with Store(home).lock(key):  # as a run does: a backup finishes what nobody holds
+        artifact = make(key, kind=kind, files={"weights": str(number) * 1000, "more": "same"})
     record_artifact(home, artifact.path)
     with closing(journal.Journal.start(home, "toy", {}, "direct")) as run:
         facts = {"step": "draft", "uses": "toys.grow", "kind": "Draft", "status": "completed", "why": "new"}
@@ -68,7 +69,8 @@ def test_a_backup_made_while_runs_write_is_whole_and_knows_all_that_it_names(
     finally:
         stop.set()
         writer.join()
-    assert not faults
+    for fault in faults:
+        raise fault
     for at in range(3):
         place = tmp_path / f"home{at}"
         made = restore(tmp_path / f"{at}.tar", place)

@@ -112,10 +112,10 @@ def check_block(
     if block.vocab_size != shape.vocab_size:
         faults.add(f"vocab_size is {block.vocab_size}, the target's is {shape.vocab_size}: made for another target")
     for name in tied:
-        mine, theirs = getattr(block, name), getattr(shape, name)
-        if mine != theirs:
+        size, target_size = getattr(block, name), getattr(shape, name)
+        if size != target_size:
             plain = "plain" if name == "rope_scaling" else ""
-            faults.add(f"{name} is {mine or plain}, the drafter here has the target's {theirs or plain}")
+            faults.add(f"{name} is {size or plain}, the drafter here has the target's {target_size or plain}")
     if block.max_position_embeddings != shape.max_position_embeddings:
         remarks.append(
             f"max_position_embeddings is {block.max_position_embeddings}: engines cut the rotary table there; here"
@@ -131,10 +131,10 @@ def read_own_block(block: FoundBlock, shape: TargetShape, faults: Faults, remark
     if block.window:
         remarks.append(f"its attention sees {block.window} positions")
     for name in OWN_SIZES:
-        mine, theirs = getattr(block, name), getattr(shape, name)
-        if mine != theirs:
-            own[name] = mine
-            remarks.append(f"{name} is {mine}, the target's is {theirs}")
+        size, target_size = getattr(block, name), getattr(shape, name)
+        if size != target_size:
+            own[name] = size
+            remarks.append(f"{name} is {size}, the target's is {target_size}")
     if "partial_rotary_factor" in block.rope_scaling:
         faults.add(f"its rotary positions are partial ({block.rope_scaling}), those of a drafter here are not")
     elif block.rope:

@@ -42,12 +42,12 @@ READERS: tuple[AbstractReader, ...] = (
 def import_draft(target: Target, *, model: str, method: MethodName, layout: str, ctx: Context) -> Draft:
     """The step `drafts.import_draft`; its settings are explained in components/drafts/steps.py."""
     torch.set_num_threads(ctx.num_threads)
-    found = find_checkpoint(find_folder(model), model)
-    reader = reader_of(found, layout)
-    require_room(found.num_elements(reader.stored(found)), ctx.out, model)
+    checkpoint = find_checkpoint(find_folder(model), model)
+    reader = reader_of(checkpoint, layout)
+    require_room(checkpoint.num_elements(reader.stored(checkpoint)), ctx.out, model)
     prompts = prompts_of(target)
     opened = open_target(target, device=ctx.device, kernel="plain")
-    imported = read_drafter(found, reader, opened)
+    imported = read_drafter(checkpoint, reader, opened)
     if imported.method != method:
         raise UserError(
             f"{model}: this drafter is of method {imported.method}, not {method}; set method: {imported.method}"
@@ -56,12 +56,12 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
         ctx.note(f"{model}: {remark}")
     origin: JsonObject = {"imported_from": model, "imported_layout": reader.layout, "import_remarks": imported.remarks}
     if imported.method == "draft-model":
-        given = _given_model(found, target, needed=imported.untrained)
+        given = _given_model(checkpoint, target, needed=imported.untrained)
         if imported.untrained:
             facts = save_untrained(ctx.out, imported.method, given, target)
             write_record(ctx.out, {**read_record(ctx.out), **origin})
             return Draft.of_step(ctx, {**facts, **origin})
-    network = fit_network(imported, opened, found.label)
+    network = fit_network(imported, opened, checkpoint.label)
     weights = network.state_dict()
     measured = measure_agreement(network, network.target, prompts, imported.called)
     origin |= {"import_agreement": measured.facts, "import_warning": measured.text if measured.warns else ""}
@@ -82,35 +82,35 @@ def import_draft(target: Target, *, model: str, method: MethodName, layout: str,
     return Draft.of_step(ctx, {**facts, "num_parameters": num_parameters})
 
 
-def _given_model(found: FoundCheckpoint, target: Target, *, needed: bool) -> DraftModelSettings:
+def _given_model(checkpoint: FoundCheckpoint, target: Target, *, needed: bool) -> DraftModelSettings:
     """The settings of a language model that is used as it is; raises UserError where its tokenizer is not the target's.
 
     needed: whether it must have a tokenizer; one whose weights become ours may lack it, and is checked if it has one.
     """
-    settings = DraftModelSettings(model=str(found.folder))
-    has_tokenizer = any((found.folder / name).is_file() for name in TOKENIZERS)
+    settings = DraftModelSettings(model=str(checkpoint.folder))
+    has_tokenizer = any((checkpoint.folder / name).is_file() for name in TOKENIZERS)
     return resolve_model(target, settings) if needed or has_tokenizer else settings
 
 
-def reader_of(found: FoundCheckpoint, layout: str) -> AbstractReader:
+def reader_of(checkpoint: FoundCheckpoint, layout: str) -> AbstractReader:
     """The reader that `layout` names, "auto" for the one that recognises the checkpoint; raises UserError for none."""
     for reader in READERS:
-        if reader.layout == layout or (layout == "auto" and reader.recognises(found)):
+        if reader.layout == layout or (layout == "auto" and reader.recognises(checkpoint)):
             return reader
     names = ", ".join(reader.layout for reader in READERS)
-    raise UserError(f"{found.label}: no drafter in a format that is read here ({names}); is it one?")
+    raise UserError(f"{checkpoint.label}: no drafter in a format that is read here ({names}); is it one?")
 
 
-def read_drafter(found: FoundCheckpoint, reader: AbstractReader, target: AbstractTarget) -> Imported:
+def read_drafter(checkpoint: FoundCheckpoint, reader: AbstractReader, target: AbstractTarget) -> Imported:
     """What the reader finds; raises UserError, one line, for all that does not fit the target or any method here."""
-    faults = Faults(found.label)
-    if found.config.get(QUANTIZATION) and found.storage is None and reader.layout != "own-mtp":
+    faults = Faults(checkpoint.label)
+    if checkpoint.config.get(QUANTIZATION) and checkpoint.storage is None and reader.layout != "own-mtp":
         faults.add("its weights are quantised; import the checkpoint that it was made from")
         faults.raise_any()
-    imported = reader.read(found, target, faults)
+    imported = reader.read(checkpoint, target, faults)
     faults.raise_any()
-    if found.storage is not None:
-        imported.remarks.append(f"its weights are stored in {found.storage.description} and dequantised here")
+    if checkpoint.storage is not None:
+        imported.remarks.append(f"its weights are stored in {checkpoint.storage.description} and dequantised here")
     return imported
 
 

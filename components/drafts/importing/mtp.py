@@ -105,8 +105,8 @@ class MimoReader(AbstractReader):
         place = f"model.layers.{target.shape.num_layers}."
         for name, tensor in checkpoint.read(name for name in checkpoint.files if name not in SHARED).items():
             inside = name.removeprefix(MIMO)
-            own = place + MIMO_NAMES.get(inside, inside) if name.startswith(MIMO) else name
-            imported.tensors[own], imported.names[own] = tensor, name
+            name_here = place + MIMO_NAMES.get(inside, inside) if name.startswith(MIMO) else name
+            imported.tensors[name_here], imported.names[name_here] = tensor, name
         imported.names |= {place + renamed: MIMO + part for part, renamed in MIMO_NAMES.items()} | {place: MIMO}
         for name in SHARED:
             if name in checkpoint.files:

@@ -134,7 +134,12 @@ def test_without_a_champion_the_releases_own_gate_decides(home: Path) -> None:
 
 
 def test_every_check_has_words_for_what_it_measures_and_what_to_do_where_it_fails() -> None:
-    sources = [path.read_text() for room in ("components", "storage") for path in (ROOT / room).rglob("*.[ps][yq]*")]
+    sources = [
+        path.read_text(encoding="utf-8")
+        for room in ("components", "storage")
+        for kind in ("*.py", "*.sql")
+        for path in (ROOT / room).rglob(kind)
+    ]
     names = {name for text in sources for name in re.findall(r"Check\(\s*f?\"(\w+)|SELECT '(\w+)' AS name", text)}
     assert {one or other for one, other in names} == WORDS.keys()
     assert all(what and todo for what, todo in WORDS.values())
