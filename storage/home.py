@@ -157,10 +157,11 @@ def _lead_here(home: Path, former: str, *, is_copy: bool) -> int:
                 ).rowcount
         if is_copy and "experiment_tags" in tables:
             _take_own_mark(home, database)
-    with _transaction(home / "prefect" / "prefect.db") as (database, tables):
+    with _transaction(home / "prefect" / "prefect.db") as (database, _):
         for table, column in _PREFECT_VARIABLES:
             place, now = "'$.env.DRAFTSMITH_HOME'", str(home.resolve())
-            if table in tables:
+            columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+            if column in columns:
                 count += database.execute(
                     f"UPDATE {table} SET {column} = json_set({column}, {place}, ?)"
                     f" WHERE json_extract({column}, {place}) <> ?",

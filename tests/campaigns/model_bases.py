@@ -144,21 +144,21 @@ def made_draft(folder: Path, target: AbstractTarget, method: str) -> Path:
 
 
 def write_features(target: AbstractTarget, folder: Path) -> Features:
-    """A Features artifact of random tokens: six rows of 16, the last two for validation."""
-    ids = torch.randint(3, VOCAB_SIZE, (6, 16), generator=torch.Generator().manual_seed(11))
-    out = target.forward(ids, target.new_cache(6, 16), logits="none", features=True)
+    """A Features artifact of random tokens: ten rows of 16, the last two for validation."""
+    ids = torch.randint(3, VOCAB_SIZE, (10, 16), generator=torch.Generator().manual_seed(11))
+    out = target.forward(ids, target.new_cache(10, 16), logits="none", features=True)
     assert out.taps is not None and out.last is not None
     row = {"workload": "code", "shard": "shard-00000.safetensors", "num_tokens": 16, "num_answer_tokens": 12}
     rows = [
-        {**row, "row_id": f"row-{index}", "split": "train" if index < 4 else "validation", "index": index}
-        for index in range(6)
+        {**row, "row_id": f"row-{index}", "split": "train" if index < 8 else "validation", "index": index}
+        for index in range(10)
     ]
     tensors = {
         "ids": ids.flatten().int(),
-        "mask": (torch.arange(16) >= 4).repeat(6),
+        "mask": (torch.arange(16) >= 4).repeat(10),
         "taps": out.taps.flatten(0, 1).bfloat16(),
         "last": out.last.flatten(0, 1).bfloat16(),
-        "offsets": torch.arange(7) * 16,
+        "offsets": torch.arange(11) * 16,
     }
     save_file(tensors, folder_of(folder) / "shard-00000.safetensors")
     known = {"target_key": "", "tap_layers": list(target.tap_layers), "vocab_size": VOCAB_SIZE}

@@ -30,6 +30,7 @@ from storage.artifacts import sessions
 from storage.artifacts.store import Store, stamp_of, write_stamps
 from storage.history.files import compact
 from storage.history.write import record_all
+from storage.home import settle
 
 for _module in (  # children are forked, and need not import all this again
     "mlflow.store.model_registry.sqlalchemy_store",
@@ -67,6 +68,7 @@ KINDS: dict[str, str] = {  # kind of file -> its place in a home
     "supervisor": r"services\.pid",
     "lock": r"locks/[^/]+|mlflow/\w+\.lock|history/(?:[^/]+/)?\.\w+\.lock",
     "log": r"logs/.+",
+    "identity": r"home\.json",
 }
 MADE_AGAIN = ("growth.txt", "height.txt", "train.jsonl", "index.html")
 """Files of the toys whose bytes depend on nothing but their key."""
@@ -373,6 +375,7 @@ def run_case(base: Base, folder: Path, number: int, seed: int, *, with_runs: boo
     damage, chance = damage_of(base, number, seed)
     case, home = Case(number, damage), folder / f"case-{number}" / "home"
     shutil.copytree(base.home, home)
+    settle(home)  # the copy is a home of its own before it is damaged
     for path in sorted((home / "store").iterdir()):  # as if they had been looked at here
         record = sessions.read_record(path)
         assert record is not None

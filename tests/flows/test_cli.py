@@ -51,7 +51,8 @@ def test_only_commands_that_work_are_listed(draftsmith: Cli) -> None:
         ["init", "check", "explain", "plan", "rehearse", "run", "remeasure", "validate", "convert"],
         ["show", "query", "compact", "compare", "trend", "generate", "choose-depth"],
     )
-    assert listed == [*making, *asking, "promote", "rollback", "resync", "up", "down", "status", "doctor", "deploy"]
+    keeping = ["promote", "rollback", "resync", "du", "gc", "backup", "restore"]
+    assert listed == [*making, *asking, *keeping, "up", "down", "status", "doctor", "deploy"]
 
 
 def test_a_failure_of_ours_names_its_log_and_hides_its_traceback(

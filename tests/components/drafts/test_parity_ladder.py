@@ -207,10 +207,11 @@ def everywhere(draft: Any) -> Tensor:
 
 
 def saved(folder: Path, method: str) -> Draft:
+    facts = {"shape": asdict(learnable().target.shape), "num_params": 1, "suppressed_tokens": []}
     folder.mkdir()
     drafter = proposer(method, noise=0.3)
     if method not in TRAINED:
-        of = Target(key="t", path=folder, info={"shape": asdict(learnable().target.shape), "num_params": 1})
+        of = Target(key="t", path=folder, info=facts)
         return Draft(
             key="d",
             path=folder,

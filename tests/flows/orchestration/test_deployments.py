@@ -66,7 +66,8 @@ def test_changes_are_updates_and_what_is_gone_is_pruned(said: dict[str, Any]) ->
 
 
 def test_another_file_on_the_same_server_prunes_nothing_of_this_one(said: dict[str, Any]) -> None:
-    assert said["there"] == ["alone", "follower", "toys"]
+    of_these_files = {"alone", "follower", "leaver", "toys"}  # other tests deploy to the same server
+    assert of_these_files.intersection(said["there"]) == {"alone", "follower", "toys"}
     assert said["clash"].startswith("other.yaml: pipeline 'toys': the server has one of that name from ")
     assert said["beside another file"] == said["settled"]
 

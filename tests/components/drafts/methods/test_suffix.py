@@ -205,7 +205,7 @@ def test_the_latest_training_answers_that_fit_are_saved_and_opened_again(
     tiny_target: Callable[[str], AbstractTarget], tmp_path: Path
 ) -> None:
     target = tiny_target("llama")
-    of = Target(key="", path=tmp_path, info={"shape": asdict(target.shape), "num_params": 1})
+    of = Target(key="", path=tmp_path, info={"shape": asdict(target.shape), "num_params": 1, "suppressed_tokens": []})
     features = write_features(target, tmp_path / "features")
     told = {"suffix": {"cached_tokens": 40}}
     ctx = new_context(tmp_path / "draft")

@@ -104,7 +104,7 @@ def test_a_sequence_weighs_the_same_packed_or_not(tiny_target: MakeTarget) -> No
 def test_what_packing_cannot_do_is_refused(
     tmp_path: Path, tiny_folder: Callable[[str], Path], tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = write_features(tiny_target("llama"), tmp_path / "f", num_train=3, num_validation=2)
+    features = write_features(tiny_target("llama"), tmp_path / "f", num_train=8, num_validation=2)
     target = Target(key="", path=tiny_folder("llama"))
     settings: dict[str, Any] = {"num_steps": 1, "draft_vocab_size": 128, "packing": "pack"}
     with pytest.raises(UserError, match="take token or sequence"):

@@ -41,7 +41,7 @@ def test_what_the_gate_refused_stands_beside_the_speedup(
     checks = [{**c, "passed": c["name"] != "prediction_gap"} for c in raw["gate"]["checks"]]
     card = card_of(export(policy=changed(gate={"passed": False, "checks": checks})))
     head = card.partition("## What it is")[0]
-    assert "**The promotion gate refused it**: `prediction_gap` is" in head
+    assert "**The promotion gate refused it**: gap between predicted and measured speedup" in head
     assert head.index("refused") > head.index("as fast as")
 
 
