@@ -15,7 +15,7 @@ from components.data.settings import ChatSource, workload_source
 from components.data.sources.addresses import PREFIX, is_url
 from components.data.sources.python_stdlib import STDLIB
 from components.pipeline_checks.step_view import StepView
-from components.targets.source import BUILTIN
+from components.targets.source import BUILTIN, is_hub_id
 from components.text import shorten
 
 _OF_SOURCES: Final = {
@@ -42,8 +42,7 @@ def _place(address: str, source: Any) -> str:
     """The path of a source on this disk; "" for one that is elsewhere or has none."""
     if address == "targets.load_target":
         name = str(source)
-        is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-        return "" if name == BUILTIN or is_hub_id else name
+        return "" if name == BUILTIN or is_hub_id(name) else name
     if address == "data.collect_chats":
         path = ChatSource.model_validate(source).path
     elif address == "data.collect_workloads":

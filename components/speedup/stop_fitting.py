@@ -226,10 +226,11 @@ def fit_rule(answers: Sequence[Answer], times: RoundTimes) -> Fitted:
         return _fit_thresholds(answers, times)
     depth = answers[0].confidence.shape[1]
     fitted = [_fit_thresholds(_cut(answers, k), times.of_block(k)) for k in range(1, depth + 1)]
-    best = max(fitted, key=lambda each: replay_chains(answers, each.chains, depth).rate(times))
+    rates = [replay_chains(answers, each.chains, depth).rate(times) for each in fitted]
+    best = fitted[int(np.argmax(rates))]
     if times.reading:
         fixed, rate = best_fixed(answers, times)
-        if replay_chains(answers, best.chains, depth).rate(times) <= rate:
+        if max(rates) <= rate:
             curves = calibrate(rows_at(answers, replay_chains(answers, fixed_chains(fixed), depth).rounds))
             return Fitted(StopRule.of_depth(curves, fixed), fixed_chains(fixed))
     return best

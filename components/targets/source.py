@@ -45,6 +45,12 @@ def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     return {file.relative_to(folder).as_posix(): sha256_of(file) for file in list_files(folder, model, trust)}
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a model that is no folder here is one on a hub: owner/name or owner/name@revision."""
+    name = model.partition("@")[0]
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def find_folder(model: str, trust_remote_code: bool = False, *, weights: bool = True) -> Path:
     """The folder that `model` names, downloaded first if it is a hub id; raises UserError in one line.
 
@@ -54,7 +60,7 @@ def find_folder(model: str, trust_remote_code: bool = False, *, weights: bool = 
     if folder is not None:
         return folder
     name, _, revision = model.partition("@")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not is_hub_id(model):
         raise UserError(
             f"model: {model}: no such folder; give 'builtin', a folder with config.json, or a hub id like owner/name"
         )
