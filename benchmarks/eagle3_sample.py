@@ -21,6 +21,7 @@ from torch import Tensor
 from components.drafts.interface import Batch
 from components.drafts.methods.eagle3 import Eagle3
 from components.drafts.network.layers import head_rows, norm_weight_of
+from components.drafts.network.training_linear import linear
 from components.drafts.settings import Eagle3Settings
 
 
@@ -53,7 +54,11 @@ class FrozenParts:
 
     def unembed(self, normed: Tensor) -> Tensor:
         """See AbstractTarget."""
-        return normed @ self.head.T
+        return linear(normed, self.head)
+
+    def silence(self, logits: Tensor) -> Tensor:
+        """See AbstractTarget; it suppresses nothing."""
+        return logits
 
 
 def new_drafter(target: Any, draft_ids: Tensor, taps: Tensor, settings: dict[str, Any]) -> Eagle3:

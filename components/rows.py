@@ -300,7 +300,8 @@ class AcceptanceMap:
 
 @dataclass(frozen=True)
 class CostCell:
-    """The median time of one block of repetitions of one phase.
+    """The median time of one block of repetitions of one phase; of a drafter whose rounds differ in draft tokens, the
+    mean over their medians (bench/measurement/round_kinds.py).
 
     phase: target_step (1 row), verify (depth_k + 1 rows), draft (all depth_k proposals of a round, feature intake
     included), draft_read (the same where a stop rule reads every confidence and ends no chain), host (the rest of a

@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from components.bench import clock
 from components.bench.calibration import Tuning, resolve_tuning
-from components.bench.clock import slices_stat
+from components.bench.clock import BlockStat, slices_stat
 from components.bench.end_to_end.arms import PLAIN, RIVAL, Arm, check_loop_supports, tree_arms
 from components.bench.end_to_end.request_rows import LOAD_OF_OTHERS
 from components.bench.measurement.process import FIRST_SHARE, Measuring
-from components.bench.measurement.slices import ArmRun, seconds_a_token, slice_length
+from components.bench.measurement.round_kinds import by_kind, mixed_stat
+from components.bench.measurement.slices import ArmRun, WholeSlice, seconds_a_token, slice_length
 from components.bench.measurement.stopping import cost_half_widths
 from components.bench.prompts import EncodedPrompt, fitting_prompts, num_positions
 from components.bench.settings import BatchSizes, Dtype, KvLengths, TreeBudgets
@@ -150,7 +152,8 @@ class CostStudy:
     ) -> None:
         self.target, self.drafts, self.grid, self.prompts = target, drafts, grid, prompts
         self.tuned, self.dtype, self.graphs, self.ctx = tuned, dtype, graphs, ctx
-        self.cells: list[CostCell] = []
+        self.blocks: list[TimedBlock] = []
+        self.cells: list[CostCell] = []  # of all blocks, as of the last process
         self.left_out: set[str] = set()
         self.conditions: clock.Conditions | None = None
         self.num_processes = self.num_blocks = 0
@@ -210,6 +213,7 @@ class CostStudy:
                     self._run_block(process, grid, setting, number, tokens_a_slice)
                 self.ctx.progress(min(seconds, spent + time.monotonic() - started), seconds, "seconds of measuring")
             self.num_blocks += number
+            self.cells = cost_cells(self.blocks)
             self.conditions = process.conditions()
             return time.monotonic() - started
 
@@ -248,7 +252,7 @@ class CostStudy:
             now["load_average"],
             clock.clock_mhz(now["device_state"]),
         )
-        self.cells += cost_cells(runs, setting, conditions)
+        self.blocks.append(TimedBlock(runs, setting, conditions))
 
     def _make_texts(self, process: Measuring) -> None:
         """Make the texts of all processes, once: prompts and the target's own greedy answers."""
@@ -351,52 +355,91 @@ class BlockConditions(NamedTuple):
     clock_mhz: float | None = None
 
 
-def cost_cells(runs: Sequence[ArmRun], setting: Setting, conditions: BlockConditions) -> list[CostCell]:
-    """The rows of one block: for each phase of each arm, the median round of its quietest slices.
+class TimedBlock(NamedTuple):
+    """The generations of one block, and how they were timed."""
 
-    A drafter that is loaded but off has none: its cost shows in its speed against plain decoding.
+    runs: Sequence[ArmRun]
+    setting: Setting
+    conditions: BlockConditions
+
+
+def cost_cells(blocks: Sequence[TimedBlock]) -> list[CostCell]:
+    """The rows of blocks: for each phase of each arm, the mean over kinds of round of its quietest slices.
+
+    How frequent each kind is (round_kinds.py) is counted over all blocks of an arm at a setting. A drafter that is
+    loaded but off has no rows: its cost shows in its speed against plain decoding.
     """
+    counts: dict[tuple[Arm, Setting], Counter[int]] = {}
+    of_blocks: dict[tuple[Arm, Setting, str], dict[int, list[list[int]]]] = {}
+    timed = []
+    for block in blocks:
+        for run in block.runs:
+            slices = run.whole_slices()
+            if run.arm.is_off or not slices:
+                continue
+            place = (run.arm, block.setting)
+            for whole_slice in slices:
+                counts.setdefault(place, Counter()).update(whole_slice.drafted)
+            phases = {name: by_kind(slices, times) for name, times in _round_phases(run.arm, slices).items()}
+            for name, kinds in phases.items():
+                known = of_blocks.setdefault((*place, name), {})
+                for kind, samples in kinds.items():
+                    known.setdefault(kind, []).extend(samples)
+            timed.append((run, block, phases))
     cells = []
-    for run in runs:
-        arm, slices = run.arm, run.whole_slices()
-        if arm.is_off or not slices:
-            continue
-        phases = {"verify" if arm.depth else "target_step": [rounds.target_ns for rounds in slices]}
-        if arm.depth:
-            phases["draft"] = [rounds.draft_ns for rounds in slices]
-            phases["draft_prefill"] = [[run.first_round[2]]]
-        if arm.stop is not None:  # but for reading, the arm of its depth without a rule
-            phases = {"draft_read": phases["draft"]}
-        elif not arm.on_rival:  # of a second baseline only its target steps are compared
-            phases["host"] = [rounds.host_ns for rounds in slices]
-            phases["prefill"] = [[run.prefill_ns]]
-        for phase, samples in phases.items():
-            stat = slices_stat(samples)
-            cells.append(
-                CostCell(
-                    target_key=conditions.target_key,
-                    # "" and "none" for plain steps
-                    draft_key=arm.draft_key,
-                    method=arm.method,
-                    phase=phase,
-                    depth_k=arm.depth,
-                    batch_size=setting.batch_size,
-                    num_rows=_num_rows(phase, run),
-                    kv_len=setting.kv_len,
-                    block=conditions.block,
-                    reps_in_block=stat.num_samples,
-                    median_ns=stat.median,
-                    mad_ns=stat.mad,
-                    dtype=conditions.dtype,
-                    kernel=conditions.kernels[arm.on_rival],
-                    num_threads=conditions.num_threads,
-                    tree_budget=arm.tree_budget,
-                    load_average=conditions.load_average,
-                    clock_mhz=conditions.clock_mhz,
-                    process=conditions.process,
-                )
-            )
+    for run, block, phases in timed:
+        place = (run.arm, block.setting)
+        stats = {name: mixed_stat(kinds, of_blocks[*place, name], counts[place]) for name, kinds in phases.items()}
+        stats |= {name: slices_stat([[ns]]) for name, ns in _prefill_phases(run).items()}
+        cells += [_cell(run, block, name, stat) for name, stat in stats.items()]
     return cells
+
+
+def _round_phases(arm: Arm, slices: Sequence[WholeSlice]) -> dict[str, list[list[int]]]:
+    """Phase -> nanoseconds of every round, slice by slice."""
+    of_draft = [rounds.draft_ns for rounds in slices]
+    if arm.stop is not None:  # but for reading, the arm of its depth without a rule
+        return {"draft_read": of_draft}
+    phases = {"verify" if arm.depth else "target_step": [rounds.target_ns for rounds in slices]}
+    if arm.depth:
+        phases["draft"] = of_draft
+    if not arm.on_rival:  # of a second baseline only its target steps are compared
+        phases["host"] = [rounds.host_ns for rounds in slices]
+    return phases
+
+
+def _prefill_phases(run: ArmRun) -> dict[str, int]:
+    """Phase -> nanoseconds of what a generation does once."""
+    if run.arm.stop is not None:
+        return {}
+    of_draft = {"draft_prefill": run.first_round[2]} if run.arm.depth else {}
+    return of_draft if run.arm.on_rival else {**of_draft, "prefill": run.prefill_ns}
+
+
+def _cell(run: ArmRun, block: TimedBlock, phase: str, stat: BlockStat) -> CostCell:
+    arm, conditions = run.arm, block.conditions
+    return CostCell(
+        target_key=conditions.target_key,
+        # "" and "none" for plain steps
+        draft_key=arm.draft_key,
+        method=arm.method,
+        phase=phase,
+        depth_k=arm.depth,
+        batch_size=block.setting.batch_size,
+        num_rows=_num_rows(phase, run),
+        kv_len=block.setting.kv_len,
+        block=conditions.block,
+        reps_in_block=stat.num_samples,
+        median_ns=stat.median,
+        mad_ns=stat.mad,
+        dtype=conditions.dtype,
+        kernel=conditions.kernels[arm.on_rival],
+        num_threads=conditions.num_threads,
+        tree_budget=arm.tree_budget,
+        load_average=conditions.load_average,
+        clock_mhz=conditions.clock_mhz,
+        process=conditions.process,
+    )
 
 
 def _num_rows(phase: str, run: ArmRun) -> int:

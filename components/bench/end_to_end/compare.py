@@ -29,7 +29,7 @@ from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
 from components.bench.prompts import LEAST_SHARE, fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import BatchSizes, DepthsToRun, Dtype, LookupDepths, TreeBudgets
-from components.bench.step_cost import BlockConditions, Setting, cost_cells
+from components.bench.step_cost import BlockConditions, Setting, TimedBlock, cost_cells
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.data.formats.prompts import read_prompts
 from components.definitions import al_of, best_plain, counts, speedup, tokens_per_s
@@ -180,15 +180,16 @@ def study_cost_cells(
         for prompt, decoded in zip(group_run.group, run.decoded, strict=True)
     ]
     kv_len = round(sum(contexts) / len(contexts))
-    return [
-        cell
-        for run in group_runs
-        for cell in cost_cells(
-            run.runs,
-            Setting(len(run.group), kv_len),
-            BlockConditions(target_key, dtype, num_threads, run.kernels, run.process, run.number, load),
-        )
-    ]
+    return cost_cells(
+        [
+            TimedBlock(
+                run.runs,
+                Setting(len(run.group), kv_len),
+                BlockConditions(target_key, dtype, num_threads, run.kernels, run.process, run.number, load),
+            )
+            for run in group_runs
+        ]
+    )
 
 
 def summary(requests: Sequence[Request]) -> list[JsonObject]:

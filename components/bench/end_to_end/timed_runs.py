@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from components.bench import clock
+from components.bench.clock import slices_stat
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement.process import FIRST_SHARE, Measuring
-from components.bench.measurement.slices import ArmRun, WholeSlice, seconds_a_token, slice_length
+from components.bench.measurement.round_kinds import by_kind
+from components.bench.measurement.slices import ArmRun, seconds_a_token, slice_length
 from components.bench.prompts import EncodedPrompt
 from components.decoding.chain import Decoded
-from components.definitions import steady
 
 WARM_UP_TOKENS = 24
 MIN_GROUPS = 1
@@ -226,20 +226,21 @@ def timed_runs(group_runs: Sequence[GroupRun]) -> list[TimedRun]:
 
 
 Kinds = Mapping[int, float]
-"""Tokens drafted in a round -> nanoseconds of such a round. Prompt lookup drafts from 0 to depth tokens, and a round
-without draft tokens takes a plain step: the quietest rounds of all kinds together would be only those."""
+"""Tokens drafted in a round -> nanoseconds of such a round (measurement/round_kinds.py)."""
 
 
 def steady_kinds(group_runs: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], Kinds]:
     """(process, arm, batch size) -> the time of each kind of whole-batch round in its quietest slices."""
-    slices: dict[tuple[int, Arm, int], dict[int, list[float]]] = {}
+    slices: dict[tuple[int, Arm, int], dict[int, list[list[int]]]] = {}
     for group_run in group_runs:
         for run in group_run.runs:
             of_kind = slices.setdefault((group_run.process, run.arm, len(group_run.group)), {})
-            for whole_slice in run.whole_slices():
-                for drafted, round_ns in _by_kind(whole_slice).items():
-                    of_kind.setdefault(drafted, []).append(statistics.median(round_ns))
-    return {key: {drafted: steady(of) for drafted, of in of_kind.items()} for key, of_kind in slices.items()}
+            whole = run.whole_slices()
+            for drafted, rounds in by_kind(whole, [whole_slice.round_ns for whole_slice in whole]).items():
+                of_kind.setdefault(drafted, []).extend(rounds)
+    return {
+        key: {drafted: slices_stat(of).median for drafted, of in of_kind.items()} for key, of_kind in slices.items()
+    }
 
 
 def steady_round_ns(group_runs: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], float]:
@@ -268,14 +269,6 @@ def steady_share(run: ArmRun, kinds: Kinds) -> float:
     rounds = [pair for turn in run.whole_slices() for pair in zip(turn.round_ns, turn.drafted, strict=True)]
     saved = sum(ns - kinds[drafted] for ns, drafted in rounds)
     return (total - saved) / total if rounds else 1.0
-
-
-def _by_kind(whole_slice: WholeSlice) -> dict[int, list[int]]:
-    """Tokens drafted in a round -> nanoseconds of each such round of a slice."""
-    times_of: dict[int, list[int]] = {}
-    for ns, drafted in zip(whole_slice.round_ns, whole_slice.drafted, strict=True):
-        times_of.setdefault(drafted, []).append(ns)
-    return times_of
 
 
 def batches(prompts: list[EncodedPrompt], batch_size: int, fill: bool) -> list[list[EncodedPrompt]]:

@@ -3,8 +3,9 @@
 torch multiplies float32 matrices by MKL, which on AMD's processors does not use all of their vector width; oneDNN,
 which torch has on board for bfloat16, compiles its kernels for the processor at hand. One core of an EPYC 9005 at the
 shapes of a drafter of width 192: MKL 92 to 108 GFLOP/s, oneDNN 193 to 239, forwards and backwards. The products are
-the same up to rounding, and repeat bit for bit. On Intel's processors both are equal but for the weights' gradient,
-for which oneDNN copies its transposed inputs (Xeon, [2048, 1536] and [2048, 512]: 160 against 90 GFLOP/s): MKL has it.
+the same up to rounding, and repeat bit for bit. On Intel's processors, and on AMD's that do 512 bits in two halves (Zen
+4), both are equal but for the weights' gradient, for which oneDNN copies its transposed inputs (Xeon, [2048, 1536] and
+[2048, 512]: 160 against 90 GFLOP/s; EPYC 9004, [1024, 512] and [1024, 4096]: 160 against 138): there MKL has it.
 
 The operator is private to PyTorch. It is tested once on known products, including transposed views; where it is missing
 or wrong, on a GPU and under autocast, the layer is nn.Linear. Shapes: x [..., in], weight [out, in], y [..., out].
@@ -63,12 +64,14 @@ class _Linear(torch.autograd.Function):
         for_x = product(rows, weight.t()).view(x.shape) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return for_x, None
-        return for_x, rows.t() @ inputs if _on_intel() else product(rows.t(), inputs.t())
+        return for_x, rows.t() @ inputs if _mkl_is_as_fast() else product(rows.t(), inputs.t())
 
 
 @functools.cache
-def _on_intel() -> bool:
-    return str(torch.cpu.get_capabilities().get("cpu_name", "")).startswith("Intel")
+def _mkl_is_as_fast() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    maker, full_width = str(capabilities.get("cpu_name", "")), capabilities.get("avx_vnni", False)
+    return maker.startswith("Intel") or (maker.startswith("AMD") and not full_width)  # of AMD's, Zen 5 has AVX-VNNI
 
 
 @functools.cache

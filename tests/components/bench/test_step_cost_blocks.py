@@ -15,6 +15,7 @@ from components.bench.step_cost import (
     BlockConditions,
     Grid,
     Setting,
+    TimedBlock,
     contexts,
     cost_cells,
     run_block,
@@ -93,7 +94,7 @@ def test_a_block_decodes_every_arm_on_the_same_text_in_as_many_groups_as_memory_
 
 def test_cells_are_the_quietest_slices_without_the_first_round() -> None:
     run = arm_run(DRAFTED[2], [[4000, 1000, 1200], [800, 800], [8000, 8000], [900, 900]])
-    found = {cell.phase: cell for cell in cost_cells([run], Setting(1, 48), TAKEN)}
+    found = {cell.phase: cell for cell in cost_cells([TimedBlock([run], Setting(1, 48), TAKEN)])}
     assert set(found) == {"verify", "draft", "draft_prefill", "host", "prefill"}
     # Rounds of 1100, 800, 8000 and 900 in the middle of each slice: the lower half is 800 and 900.
     assert (found["verify"].median_ns, found["draft"].median_ns, found["host"].median_ns) == (425.0, 212.5, 212.5)
@@ -107,15 +108,27 @@ def test_cells_are_the_quietest_slices_without_the_first_round() -> None:
     }  # fmt: skip
 
 
+def test_a_round_of_a_drafter_that_often_finds_nothing_costs_the_mean_over_what_it_drafted() -> None:
+    # The first round of a generation is in no cell; of the other ten, two drafted three tokens and took twice as long.
+    often, never = [0, *[0, 0, 0, 0, 3] * 2], [0] * 11
+    arm = Arm("ngram", "n", 3)
+    drafting = arm_run(arm, [[9999, *[400, 400, 400, 400, 800] * 2]], drafted=often)
+    silent = arm_run(arm, [[9999, *[400] * 10]], drafted=never)
+    cells = cost_cells([TimedBlock([run], Setting(1, 48), TAKEN) for run in (drafting, silent)])
+    verify = [cell.median_ns for cell in cells if cell.phase == "verify"]
+    assert verify == [(18 * 200 + 2 * 400) / 20] * 2, "a block in which it found nothing is no cheaper"
+    assert [cell.reps_in_block for cell in cells if cell.phase == "verify"] == [10, 10]
+
+
 def test_rounds_of_an_emptying_batch_are_in_no_cell() -> None:
     run = arm_run(TREE, [[4000, 1000, 9000], [1000, 9000]], size=3, left=1)
-    found = {cell.phase: cell for cell in cost_cells([run], Setting(3, 48), TAKEN)}
+    found = {cell.phase: cell for cell in cost_cells([TimedBlock([run], Setting(3, 48), TAKEN)])}
     assert (found["verify"].median_ns, found["verify"].reps_in_block) == (500.0, 2)
     assert (found["verify"].num_rows, found["draft"].num_rows, found["verify"].tree_budget) == (13, 12, 12)
 
 
 def test_plain_steps_belong_to_nobody_and_a_second_baseline_says_only_what_it_costs() -> None:
-    found = cost_cells([arm_run(PLAIN, [[9, 6, 6]]), arm_run(RIVAL, [[9, 4, 4]])], Setting(1, 48), TAKEN)
+    found = cost_cells([TimedBlock([arm_run(PLAIN, [[9, 6, 6]]), arm_run(RIVAL, [[9, 4, 4]])], Setting(1, 48), TAKEN)])
     assert {(cell.draft_key, cell.method, cell.depth_k) for cell in found} == {("", "none", 0)}
     assert sorted((cell.phase, cell.kernel, cell.median_ns) for cell in found) == [
         ("host", "mixed", 3.0),
@@ -127,7 +140,7 @@ def test_plain_steps_belong_to_nobody_and_a_second_baseline_says_only_what_it_co
 
 def test_an_arm_that_is_off_or_was_never_whole_has_no_cell() -> None:
     off, first_only, nothing = Arm("mtp", "m", 0), arm_run(DRAFTED[0], [[5]]), arm_run(DRAFTED[1], [])
-    assert cost_cells([arm_run(off, [[5, 5, 5]]), first_only, nothing], Setting(1, 48), TAKEN) == []
+    assert cost_cells([TimedBlock([arm_run(off, [[5, 5, 5]]), first_only, nothing], Setting(1, 48), TAKEN)]) == []
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 9), st.integers(16, 100))
