@@ -12,6 +12,9 @@ from jinja2 import Environment, StrictUndefined
 
 from components.contract import UserError
 from components.data.sources.addresses import PREFIX, is_url
+from components.outside_json import read_json
+from components.pipeline_checks.positions import positions_of
+from components.positions import ROOM_FOR_GUESSES, SHORTEST_CACHE
 from components.targets.source import BUILTIN, local_folder
 from flows.commands.plan_on import estimate_run
 from flows.commands.run_output import duration
@@ -25,6 +28,7 @@ TEMPLATE = Path(__file__).with_name("first_pipeline.yaml.jinja")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 NO_DATA = "python-stdlib"
+ROOMY = 512  # positions that the steps' own settings have room in, for prompts of the usual length too
 
 
 def init(
@@ -45,7 +49,8 @@ def init(
         raise UserError(f"{file}: is there already: name another folder, or remove it")
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name}: take small letters, digits and hyphens, and a letter first")
-    text = first_pipeline(name, _model(model), _prompts(prompts), engine, method, draft_vocab_size)
+    source = _model(model)
+    text = first_pipeline(name, source, _prompts(prompts), engine, method, draft_vocab_size, _tokens_that_fit(source))
     with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
         tried = Path(place) / DEFAULT_FILE
         tried.write_text(text, encoding="utf-8")
@@ -70,9 +75,15 @@ def init(
 
 
 def first_pipeline(
-    name: str, model: str, prompts: str, engines: list[str], methods: list[str], draft_vocab_size: int
+    name: str,
+    model: str,
+    prompts: str,
+    engines: list[str],
+    methods: list[str],
+    draft_vocab_size: int,
+    measured_tokens: int,
 ) -> str:
-    """The text of the file. model, prompts: as its steps take them."""
+    """The text of the file. model, prompts: as its steps take them; measured_tokens: see _tokens_that_fit."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
@@ -83,8 +94,22 @@ def first_pipeline(
         methods=methods,
         engines=engines,
         draft_vocab_size=draft_vocab_size,
+        measured_tokens=measured_tokens,
         one_module="mtp" in methods and "vllm" in engines,
     )
+
+
+def _tokens_that_fit(model: str) -> int:
+    """Tokens of a context, and of an answer, that measuring has room for where the target has few positions; else 0.
+
+    A third of what drafts leave: a prompt, its answer, and as much again for prompts that are longer than others.
+    """
+    folder = local_folder(model)
+    positions = None if folder is None else positions_of(read_json(folder / "config.json"))
+    if positions is None or positions >= ROOMY:
+        return 0
+    room = (positions - ROOM_FOR_GUESSES) // 3
+    return room if room >= SHORTEST_CACHE else 0  # of still fewer the check says what is wrong
 
 
 def _model(model: str) -> str:

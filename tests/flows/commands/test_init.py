@@ -59,3 +59,18 @@ def test_what_is_wrong_is_said_in_a_line_and_nothing_is_written(
     code, out, err = draftsmith("init", "work", *asked)
     assert code == 2 and said in out + err
     assert not (tmp_path / "work").exists()
+
+
+def test_what_it_writes_fits_a_target_of_few_positions(
+    draftsmith: Cli, home: Path, tmp_path: Path, prompts: Path
+) -> None:
+    model, positions = make_tiny_target("llama", tmp_path / "model"), 113  # the fewest that can be measured
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}), encoding="utf-8")
+    code, out, err = draftsmith("init", tmp_path / "work", "--model", model, "--prompts", prompts)
+    assert code == 0, out + err
+    text = (tmp_path / "work" / "pipelines.yaml").read_text(encoding="utf-8")
+    steps = yaml.safe_load(text)["pipelines"]["mine"]["steps"]
+    room = (positions - 65) // 3
+    assert steps["step_cost"]["with"]["kv_lengths"] == [room] and "few positions" in text
+    assert {steps[name]["with"]["max_new_tokens"] for name in ("acceptance", "end_to_end")} == {room}
