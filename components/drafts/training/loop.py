@@ -72,6 +72,12 @@ class Schedule:
     recompute: bool = False
     deterministic: bool = True
     processes: int = 1
+    nodes: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Training processes of all nodes together."""
+        return self.processes * self.nodes
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""

@@ -138,7 +138,7 @@ def _free(device: torch.device) -> int:
 
 def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> PeakMemory:
     """The estimate for the largest batch of the first epoch."""
-    shares = [share for batch in order.epoch(0) for share in order.shares(batch, schedule.processes)]
+    shares = [share for batch in order.epoch(0) for share in order.shares(batch, schedule.num_ranks)]
     batches = [part for share in shares for part in order.parts(share, schedule.micro_batch_tokens)]
     most_roots = getattr(draft.settings, "max_anchors", order.max_tokens)
     largest = max(sizes_of(order, part, most_roots) for part in batches)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tiny_drafts import new_context, write_features
 
 from components.contract import Features, Target, UserError
 from components.drafts import train_draft
+from components.drafts.training.processes import RENDEZVOUS
 from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {
@@ -149,10 +153,60 @@ def test_when_interrupted_all_save_at_the_same_step_and_go_on_with_the_same_bits
 
 def worker_of_rank(rank: int) -> int:
     """The process number of a training process."""
-    for process in psutil.Process().children(recursive=True):
-        if process.environ().get("RANK") == str(rank) and "components.drafts.training.worker" in process.cmdline():
-            return process.pid
-    raise AssertionError(f"no process of rank {rank}")
+    return next(process.pid for process in workers_below(os.getpid()) if process.environ()["RANK"] == str(rank))
+
+
+def workers_below(ancestor: int) -> list[psutil.Process]:
+    """The training processes that this one and its children have started."""
+    below = psutil.Process(ancestor).children(recursive=True)
+    return [process for process in below if "components.drafts.training.worker" in process.cmdline()]
+
+
+def test_two_nodes_learn_what_two_processes_do_though_a_process_of_the_other_node_dies(
+    tmp_path: Path, tiny_folder: Folder, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits, so also what one process learns (above)."""
+    with socket.create_server(("", 0)) as free:
+        monkeypatch.setenv(RENDEZVOUS, f"127.0.0.1:{free.getsockname()[1]}")
+    notes: list[str] = []
+    killed: list[int] = []
+
+    def train(name: str, listen: Callable[[Mapping[str, Any]], None] | None = None, **of_run: Any) -> Path:
+        ctx = new_context(tmp_path / name)
+        ctx.send = listen
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, **of_run, ctx=ctx)
+        return ctx.out
+
+    def listen(event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            notes.append(str(event["message"]))
+        if event["event"] == "progress" and event["done"] == 3 and not killed:
+            killed.append(workers_below(other.pid)[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    other = subprocess.Popen([sys.executable, "-m", "components.drafts.training.node"])
+    try:
+        on_two_nodes = train("two-nodes", listen, nodes=2)
+        again = train("again", nodes=2)  # the other node waits for the next step
+        assert other.poll() is None
+    finally:
+        other.terminate()
+        other.wait()
+    assert any("goes on from optimiser step" in note for note in notes)
+    together = train("processes", processes=2)
+    for out in (on_two_nodes, again):
+        for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+            assert (out / file).read_bytes() == (together / file).read_bytes(), file
+
+
+def test_nodes_need_a_place_to_meet(
+    tmp_path: Path, tiny_folder: Folder, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("", "a-host", "a-host:0", "a-host:port"):
+        monkeypatch.setenv(RENDEZVOUS, place)
+        with pytest.raises(UserError, match=f"nodes: 2: set {RENDEZVOUS}=HOST:PORT on every node"):
+            ctx = new_context(tmp_path / f"at-{place}")
+            train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, nodes=2, ctx=ctx)
 
 
 def test_a_fault_of_the_input_is_one_line_as_with_one_process(
