@@ -161,6 +161,7 @@ def train_draft(
     deterministic: bool = True,
     processes: Annotated[int, Field(ge=1, le=64)] = 1,
     nodes: Annotated[int, Field(ge=1, le=64)] = 1,
+    sharding: Literal["none", "full"] = "none",
     ctx: Context,
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
@@ -213,6 +214,8 @@ def train_draft(
             one dies, all go on from the last checkpoint.
         nodes: machines that train together, this one among them. Each of the others runs
             `python -m components.drafts.training.node`; DRAFTSMITH_RENDEZVOUS=HOST:PORT says to all where they meet.
+        sharding: what each process keeps from step to step. none: all weights and AdamW's moments. full: its share of
+            weights, gradients and moments (FSDP2), which leaves room for a large drafter; more is sent.
     """
     from components.drafts.training.from_features import train_draft as run
 
@@ -243,6 +246,7 @@ def train_draft(
         deterministic=deterministic,
         processes=processes,
         nodes=nodes,
+        sharding=sharding,
         ctx=ctx,
     )
 

@@ -363,6 +363,7 @@ def train_draft(
     deterministic: bool,
     processes: int,
     nodes: int,
+    sharding: Literal["none", "full"],
     ctx: Context,
 ) -> Draft:
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
@@ -392,6 +393,7 @@ def train_draft(
         deterministic=deterministic,
         processes=processes,
         nodes=nodes,
+        sharding=sharding,
     )
     data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
     resolved = resolve_settings(method_settings, ctx.seed)

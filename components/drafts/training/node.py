@@ -1,4 +1,4 @@
-"""An agent on another node: it trains along with every step that asks for nodes, one after the other, until it is ended.
+"""An agent on another node: it trains along with every step that asks for nodes, one by one, until it is ended.
 
     DRAFTSMITH_RENDEZVOUS=HOST:PORT python -m components.drafts.training.node
 

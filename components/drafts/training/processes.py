@@ -164,15 +164,16 @@ def run_agent(job: Job, endpoint: str, address: str) -> int:
 
 
 def _open_store(nodes: int, ctx: Context) -> tuple[str, TCPStore]:
-    """Host and store at which the agents of a step meet: on one node on any port, on several where RENDEZVOUS says."""
+    """Host and store at which the agents of a step meet: on one node open to it alone, else where RENDEZVOUS says."""
     if nodes == 1:
-        return "127.0.0.1", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return "127.0.0.1", _store_of("127.0.0.1", socket.create_server(("127.0.0.1", 0)))
     host, port = rendezvous(f"train_draft: nodes: {nodes}")
     waits = False
     while True:
         try:
-            socket.create_server(("", port)).close()
-            break
+            return host, _store_of(host, socket.create_server(("", port)))
+        except DistNetworkError as error:
+            raise UserError(f"{RENDEZVOUS}: {host} is not the name of the node that runs the step") from error
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(f"{RENDEZVOUS}: no process may listen on port {port} here: {error.strerror}") from error
@@ -180,10 +181,11 @@ def _open_store(nodes: int, ctx: Context) -> tuple[str, TCPStore]:
             ctx.note(f"waits for port {port} of {RENDEZVOUS}: the nodes train another drafter")
         waits = True
         time.sleep(1)
-    try:
-        return host, TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
-    except DistNetworkError as error:
-        raise UserError(f"{RENDEZVOUS}: {host} is not the name of the node that runs the step") from error
+
+
+def _store_of(host: str, listener: socket.socket) -> TCPStore:
+    port, wait = listener.getsockname()[1], timedelta(minutes=1)
+    return TCPStore(host, port, None, True, wait, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 @contextmanager

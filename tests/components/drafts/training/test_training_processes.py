@@ -52,17 +52,18 @@ def rows_of(out: Path, *names: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("method", "number", "packing"),
+    ("method", "number", "packing", "sharding"),
     [
-        ("eagle3", 2, "bucket"),
-        ("eagle3", 4, "bucket"),  # some batches have fewer rows than there are processes
-        ("dflash", 2, "bucket"),
-        ("medusa", 2, "none"),
-        ("hass", 2, "pack"),
+        ("eagle3", 2, "bucket", "none"),
+        ("eagle3", 4, "bucket", "none"),  # some batches have fewer rows than there are processes
+        ("eagle3", 4, "bucket", "full"),
+        ("dflash", 2, "bucket", "none"),
+        ("medusa", 2, "none", "full"),
+        ("hass", 2, "pack", "none"),
     ],
 )
 def test_losses_gradients_and_acceptance_are_those_of_one_process(
-    method: str, number: int, packing: str, tmp_path: Path, tiny_folder: Folder, features: Features
+    method: str, number: int, packing: str, sharding: str, tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
     """Small steps: rounding that Muon's iterations in bfloat16 and AdamW's first steps magnify stays below 1e-5."""
 
@@ -71,6 +72,8 @@ def test_losses_gradients_and_acceptance_are_those_of_one_process(
         chosen: dict[str, Any] = {**SETTINGS, "method": method, "packing": packing, "peak_lr": peak_lr}
         if number == 4:
             chosen["batch_tokens"] = 64
+        if sharding == "full":  # processes have different numbers of parts
+            chosen |= {"sharding": sharding, "micro_batch_tokens": 32}
         train_draft(Target(key="", path=tiny_folder("llama")), features, **chosen, processes=processes, ctx=ctx)
         return ctx.out
 
@@ -85,9 +88,13 @@ def test_losses_gradients_and_acceptance_are_those_of_one_process(
             assert torch.nn.functional.cosine_similarity(*steps, dim=0) > 0.98, name
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
 def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
-    tmp_path: Path, tiny_folder: Folder, features: Features
+    sharding: str, tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
+    """The checkpoint is whole: a single process goes on from one of shares."""
+    settings: dict[str, Any] = {**SETTINGS, "sharding": sharding}
+
     def train(name: str, dies_at: int) -> tuple[Path, list[str]]:
         ctx, notes = new_context(tmp_path / name), []
 
@@ -100,7 +107,7 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
 
         killed: list[int] = []
         ctx.send = listen
-        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, processes=2, ctx=ctx)
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, processes=2, ctx=ctx)
         return ctx.out, notes
 
     of_other_tests = {*psutil.Process().children(recursive=True)}
@@ -110,6 +117,10 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (killed / file).read_bytes(), file
     assert {*psutil.Process().children(recursive=True)} <= of_other_tests
+    if sharding == "full":
+        alone, ctx = {**settings, "num_steps": 7}, new_context(tmp_path / "killed")
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **alone, ctx=ctx)
+        assert int(rows_of(ctx.out, "step", "loss")[-1, 0]) == 7
 
 
 def test_when_interrupted_all_save_at_the_same_step_and_go_on_with_the_same_bits(
@@ -162,10 +173,9 @@ def workers_below(ancestor: int) -> list[psutil.Process]:
     return [process for process in below if "components.drafts.training.worker" in process.cmdline()]
 
 
-def test_two_nodes_learn_what_two_processes_do_though_a_process_of_the_other_node_dies(
+def test_two_nodes_learn_what_one_process_does_and_the_same_bits_though_a_process_of_the_other_node_dies(
     tmp_path: Path, tiny_folder: Folder, features: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bits, so also what one process learns (above)."""
     with socket.create_server(("", 0)) as free:
         monkeypatch.setenv(RENDEZVOUS, f"127.0.0.1:{free.getsockname()[1]}")
     notes: list[str] = []
@@ -174,7 +184,8 @@ def test_two_nodes_learn_what_two_processes_do_though_a_process_of_the_other_nod
     def train(name: str, listen: Callable[[Mapping[str, Any]], None] | None = None, **of_run: Any) -> Path:
         ctx = new_context(tmp_path / name)
         ctx.send = listen
-        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, **of_run, ctx=ctx)
+        settings: dict[str, Any] = {**SETTINGS, "num_steps": 30, "eval_every": 15, "peak_lr": 1e-5}
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, **of_run, ctx=ctx)
         return ctx.out
 
     def listen(event: Mapping[str, Any]) -> None:
@@ -186,17 +197,18 @@ def test_two_nodes_learn_what_two_processes_do_though_a_process_of_the_other_nod
 
     other = subprocess.Popen([sys.executable, "-m", "components.drafts.training.node"])
     try:
-        on_two_nodes = train("two-nodes", listen, nodes=2)
-        again = train("again", nodes=2)  # the other node waits for the next step
+        disturbed = train("disturbed", listen, nodes=2)
+        undisturbed = train("undisturbed", nodes=2)  # the other node waits for the next step
         assert other.poll() is None
     finally:
         other.terminate()
         other.wait()
     assert any("goes on from optimiser step" in note for note in notes)
-    together = train("processes", processes=2)
-    for out in (on_two_nodes, again):
-        for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
-            assert (out / file).read_bytes() == (together / file).read_bytes(), file
+    for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+        assert (undisturbed / file).read_bytes() == (disturbed / file).read_bytes(), file
+    measured = ("loss", "grad_norm", "teacher_forced_al")
+    together, alone = (rows_of(out, *measured) for out in (undisturbed, train("alone")))
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
 def test_nodes_need_a_place_to_meet(
