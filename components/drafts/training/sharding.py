@@ -28,7 +28,8 @@ class Shares:
 
     def __init__(self, draft: AbstractDraft, num_ranks: int) -> None:
         mesh = init_device_mesh(draft.target.device.type, (num_ranks,))
-        self._unit = fully_shard(_Losses(draft), mesh=mesh, reshard_after_forward=False)
+        self._losses = _Losses(draft)
+        self._unit = fully_shard(self._losses, mesh=mesh, reshard_after_forward=False)  # the same object
         self._unit.set_gradient_divide_factor(1.0)  # gradients are summed (ranks.py)
         self._unit.set_force_sum_reduction_for_comms(True)
         self._unit.set_reduce_scatter_unused_params(True)  # which ones are used depends on a process's rows
@@ -40,14 +41,14 @@ class Shares:
         """
         self._unit.set_requires_gradient_sync(last)
         self._unit.set_reshard_after_backward(last)
-        result: StepLosses = self._unit(batch)
+        result: StepLosses = self._losses(batch)
         return result
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """While it lasts every process has all weights, for what is no training."""
         with torch.no_grad():
-            self._unit(None)
+            self._losses(None)
         try:
             yield
         finally:
