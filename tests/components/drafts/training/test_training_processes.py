@@ -183,7 +183,7 @@ def test_two_nodes_learn_what_one_process_does_and_the_same_bits_though_a_proces
     def train(name: str, listen: Callable[[Mapping[str, Any]], None] | None = None, **of_run: Any) -> Path:
         ctx = new_context(tmp_path / name)
         ctx.send = listen
-        settings: dict[str, Any] = {**SETTINGS, "num_steps": 30, "eval_every": 15, "peak_lr": 1e-5}
+        settings: dict[str, Any] = {**SETTINGS, "num_steps": 16, "eval_every": 8, "peak_lr": 1e-5}
         train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, **of_run, ctx=ctx)
         return ctx.out
 
