@@ -160,6 +160,8 @@ def train_draft(
     recompute: bool = False,
     deterministic: bool = True,
     processes: Annotated[int, Field(ge=1, le=64)] = 1,
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1,
+    sharding: Literal["none", "full"] = "none",
     ctx: Context,
 ) -> Draft:
     """Train a drafter for a target and keep the weights with the best held-out acceptance length.
@@ -207,9 +209,13 @@ def train_draft(
         recompute: keep no activations inside the drafter's blocks and compute them again for the gradients: much less
             memory for a third more time, and the same gradients.
         deterministic: on a GPU, kernels whose sums do not depend on timing, so that a resumed run has the same bits.
-        processes: training processes on this machine, each on a share of every batch; on GPUs one each, on a CPU they
+        processes: training processes on every node, each on a share of every batch; on GPUs one each, on a CPU they
             share its threads. Batches are the same whatever the number, and losses and weights but for rounding. When
             one dies, all go on from the last checkpoint.
+        nodes: machines that train together, this one among them. Each of the others runs
+            `python -m components.drafts.training.node`; DRAFTSMITH_RENDEZVOUS=HOST:PORT says to all where they meet.
+        sharding: what each process keeps from step to step. none: all weights and AdamW's moments. full: its share of
+            weights, gradients and moments (FSDP2), which leaves room for a large drafter; more is sent.
     """
     from components.drafts.training.from_features import train_draft as run
 
@@ -239,6 +245,8 @@ def train_draft(
         recompute=recompute,
         deterministic=deterministic,
         processes=processes,
+        nodes=nodes,
+        sharding=sharding,
         ctx=ctx,
     )
 

@@ -40,7 +40,7 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.write_answers": {"max_new_tokens": 24},
     "data.write_answers_by_server": {"max_new_tokens": 24},
-    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "processes": 2},
+    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "processes": 2, "nodes": 1},
     "speedup.choose_depth": {"num_draws": 200},
     "speedup.choose_stop": {"num_draws": 200},
     "speedup.confirm_stop": {"num_draws": 200},

@@ -294,10 +294,11 @@ class Workload:
         if ahead is None:
             return Work("uncounted", notes=("it is given its model, or fine-tunes what its target brings",))
         steps, processes = settings["num_steps"], settings["processes"]
+        ranks = processes * settings["nodes"]
         looks = steps / settings["eval_every"] * min(settings["eval_rows"], rows.validation or 1e9)
         flops = steps * ahead.flops_of_step + looks * ahead.flops_of_row
         of_a_part = 3 * ahead.weight_bytes + 2 * ahead.peak.activations
-        moved = steps * (processes * ahead.num_parts * of_a_part + 7 * processes * ahead.weight_bytes)
+        moved = steps * ranks * (ahead.num_parts * of_a_part + 7 * ahead.weight_bytes)
         parts = {
             "weights": ahead.weight_bytes,
             "gradients": ahead.peak.gradients,
@@ -317,7 +318,7 @@ class Workload:
             moved += tokens / settings["batch_tokens"] * size.num_read(settings["batch_tokens"]) * ITEMSIZE[dtype]
         if not self.on_gpu:  # processes share the machine
             memory = {name: part * processes for name, part in memory.items()}
-        devices = processes if self.on_gpu else 1
+        devices = ranks if self.on_gpu else 1
         return Work(
             "training",
             flops=flops / devices,

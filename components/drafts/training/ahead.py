@@ -92,7 +92,7 @@ def training_ahead(
         peak = peak_memory(draft, order, schedule, CPU)
         of_row, backwards, update = _flops(draft, padded, min(rows.answer_tokens, length - 1), schedule)
         size = sum(weight.numel() for weight in draft.parameters())
-    share = order.shares(list(of_batch), schedule.processes)[0]
+    share = order.shares(list(of_batch), schedule.num_ranks)[0]
     return TrainingAhead(
         num_parameters=size,
         weight_bytes=4 * size,

@@ -169,7 +169,7 @@ def _note_idle(order: BatchOrder, ranks: Ranks, ctx: Context) -> None:
     idle = sum(not share for share in shares)
     if idle:
         ctx.note(
-            f"processes: {ranks.size}, and of their shares of batches {idle} of {len(shares)} are empty: a batch has"
+            f"{ranks.size} processes, and of their shares of batches {idle} of {len(shares)} are empty: a batch has"
             f" too few conversations; batch_tokens: {order.batch_tokens * ranks.size} is as much for each as for one"
         )
 
@@ -362,6 +362,8 @@ def train_draft(
     recompute: bool,
     deterministic: bool,
     processes: int,
+    nodes: int,
+    sharding: Literal["none", "full"],
     ctx: Context,
 ) -> Draft:
     """The step `drafts.train_draft`; its settings are explained in components/drafts/steps.py."""
@@ -390,10 +392,12 @@ def train_draft(
         recompute=recompute,
         deterministic=deterministic,
         processes=processes,
+        nodes=nodes,
+        sharding=sharding,
     )
     data_choice = DataChoice(draft_vocab_size, batch_tokens, max_tokens, eval_rows, packing, order)
     resolved = resolve_settings(method_settings, ctx.seed)
-    if processes > 1:
+    if schedule.num_ranks > 1:
         return train_in_processes(target, features, start_from, method, resolved, schedule, data_choice, ctx)
     return train_from_features(target, features, start_from, method, resolved, schedule, data_choice, ctx)
 

@@ -23,7 +23,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -46,11 +46,13 @@ from components.drafts.training.interrupts import Interrupted, held_back
 from components.drafts.training.losses import divisors
 from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName
 from components.drafts.training.ranks import Ranks
+from components.drafts.training.sharding import Shares, share_as, whole
 from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
 from components.tensor_files import read_tensors
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Sharding = Literal["none", "full"]
 FINAL_LR_SHARE = 0.05  # the cosine ends here, as a share of the peak
 
 
@@ -72,6 +74,13 @@ class Schedule:
     recompute: bool = False
     deterministic: bool = True
     processes: int = 1
+    nodes: int = 1
+    sharding: Sharding = "none"
+
+    @property
+    def num_ranks(self) -> int:
+        """Training processes of all nodes together."""
+        return self.processes * self.nodes
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: linear warm-up, then a cosine down to FINAL_LR_SHARE of the peak."""
@@ -111,6 +120,7 @@ def train(
     """
     torch.set_num_threads(ctx.num_threads)
     device = torch.device(ctx.device)
+    shares = Shares(draft, ranks.size) if schedule.sharding == "full" and ranks.size > 1 else None
     optimizer = Optimizer(draft, schedule.optimizer, schedule.weight_decay, schedule.muon_lr_scale, ranks)
     progress = load_checkpoint(ctx.scratch, draft, optimizer)
     truncate_metrics(ctx.out / "metrics.jsonl", progress.step or -1)
@@ -123,7 +133,7 @@ def train(
     )
     batches = order.from_step(progress.step)
     if warm_start and not progress.step:
-        _evaluate(draft, held_out, progress, ctx, ranks)
+        _evaluate(draft, held_out, progress, ctx, ranks, shares)
     draft.train()
     asked, saved_at = threading.Event(), time.monotonic()
     with held_back(asked.set) if ranks.size == 1 else nullcontext():
@@ -132,13 +142,13 @@ def train(
             micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
             with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
                 optimizer.clear()
-                result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks)
+                result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks, shares)
                 norm = optimizer.step(schedule.learning_rate(progress.step), schedule.clip_norm)
             progress.step += 1
             _record_step(ctx, progress.step, result, norm, schedule.learning_rate(progress.step - 1))
             last = progress.step == schedule.num_steps
             if last or progress.step % schedule.eval_every == 0:
-                _evaluate(draft, held_out, progress, ctx, ranks)
+                _evaluate(draft, held_out, progress, ctx, ranks, shares)
             stops = asked.is_set() or ranks.are_asked_to_stop
             due = time.monotonic() - saved_at >= 60 * schedule.checkpoint_minutes
             saves, stops = ranks.first_says((last or stops or due, stops), device)
@@ -170,22 +180,27 @@ def backward(
     batches: MicroBatches,
     arithmetic: Callable[[], AbstractContextManager[object]],
     ranks: Ranks = Ranks(),  # noqa: B008 (it cannot be changed)
+    shares: Shares | None = None,
 ) -> StepLosses:
     """Add the gradients of a batch's loss to those of the parameters, part by part; returns the batch's losses.
 
     The loss of a part is divided by what that of the whole is divided by, so gradients add up to those of the whole
-    batch: over the parts here, and over the processes in `Optimizer.step`.
+    batch: over the parts here, and over the processes in `Optimizer.step`, or here with those of the last part where
+    the drafter is in shares.
     """
     shared = None
     nothing = torch.zeros(draft.num_steps, device=draft.target.device)
     if len(batches.parts) > 1 or ranks.size > 1:
         shared = ranks.sum(sum((divisors(batch, draft) for batch in batches), nothing.clone()))
     results = []
-    for batch in batches:
+    for number, part in enumerate(batches, 1):
+        batch, last = part._replace(divisors=shared), number == len(batches.parts)
         with arithmetic():
-            result = draft.losses(batch._replace(divisors=shared))
+            result = draft.losses(batch) if shares is None else shares.losses(batch, last=last)
         result.loss.backward()
         results.append(result._replace(loss=result.loss.detach()))
+    if shares is not None and not batches.parts:
+        shares.losses(None, last=True).loss.backward()
     if ranks.size > 1:  # a process without rows of this batch adds nothing, in tensors of the others' shapes
         results.append(StepLosses(nothing[0], nothing, nothing, nothing))
         results = [
@@ -234,19 +249,24 @@ def _record_step(ctx: Context, step: int, result: StepLosses, norm: float, learn
 
 
 def _evaluate(
-    draft: AbstractDraft, held_out: Sequence[Example], progress: Progress, ctx: Context, ranks: Ranks
+    draft: AbstractDraft,
+    held_out: Sequence[Example],
+    progress: Progress,
+    ctx: Context,
+    ranks: Ranks,
+    shares: Shares | None,
 ) -> None:
     """Measure held-out acceptance length, log it by workload, and save the weights when they are the best so far."""
     draft.eval()
-    result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device), ranks)
+    with nullcontext() if shares is None else shares.gathered():
+        result = measure(draft, held_out, draft.num_steps, torch.device(ctx.device), ranks)
     draft.train()
     al = result.total.acceptance_length
     by_workload = {name: tally.acceptance_length for name, tally in sorted(result.by_workload.items())}
     ctx.record(progress.step, held_out_al=al, **{f"held_out_al/{name}": value for name, value in by_workload.items()})
     if al > progress.best_al:
         progress.best_step, progress.best_al, progress.best_by_workload = progress.step, al, by_workload
-        if ranks.is_first:
-            save_best(ctx.scratch, draft, progress)
+        save_best(ctx.scratch, draft, progress, ranks)
 
 
 GREEDY_SHARE = 0.9  # argmax share from which an answer counts as greedy; bf16 features flip a few
@@ -350,19 +370,25 @@ def save_checkpoint(
 ) -> None:
     """Publish the state after `progress.step` steps, then drop best weights that are no longer the best.
 
-    All processes call it, since they keep the optimiser's state together; the first writes it.
+    All processes call it, since they keep the optimiser's state together; the first writes it, whole.
     """
-    tensors = {f"weight.{name}": weight.detach() for name, weight in draft.state_dict().items()}
+    tensors = _at_the_first(((f"weight.{name}", weight) for name, weight in draft.state_dict().items()), ranks)
     for name, parameter in draft.named_parameters():
         moments = optimizer.moments(parameter)
         assert moments.keys() <= set(MOMENTS), f"the optimiser keeps {sorted(moments)}"
-        tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
+        tensors |= _at_the_first(((f"{moment}.{name}", tensor) for moment, tensor in moments.items()), ranks)
     if not ranks.is_first:
         return
     write_tensors(directory / CHECKPOINT, tensors, {"progress": json.dumps(asdict(progress))})
     for file in directory.glob("best-*.safetensors"):
         if file != best_file(directory, progress):
             file.unlink()
+
+
+def _at_the_first(tensors: Iterable[tuple[str, Tensor]], ranks: Ranks) -> dict[str, Tensor]:
+    """Tensors in the first process's memory, gathered one by one where they are in shares; the others keep none."""
+    gathered = ((name, whole(tensor.detach())) for name, tensor in tensors)
+    return {name: tensor.cpu() for name, tensor in gathered if ranks.is_first}
 
 
 def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> Progress:
@@ -388,7 +414,8 @@ def load_checkpoint(directory: Path, draft: nn.Module, optimizer: Optimizer) -> 
         _check_fit(file, {owner: tensor}, {owner: parameters[owner]}, moment)
         if moment != MUON_STATE and not {f"exp_avg.{owner}", f"exp_avg_sq.{owner}"} <= tensors.keys():
             raise UserError(f"{file}: of {owner} one of AdamW's two moments is missing; {REMEDY}")
-    draft.load_state_dict(weights)
+    here = draft.state_dict()
+    draft.load_state_dict({name: share_as(weight, here[name]) for name, weight in weights.items()})
     for name, parameter in parameters.items():
         moments = {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS if f"{moment}.{name}" in tensors}
         optimizer.restore(parameter, moments, progress.step)
@@ -423,9 +450,16 @@ def _check_fit(file: Path, tensors: Mapping[str, Tensor], expected: Mapping[str,
         raise UserError(f"{file}: its {kind} {mismatched[0][:120]} is not the drafter's that is trained here; {REMEDY}")
 
 
-def save_best(directory: Path, draft: nn.Module, progress: Progress) -> None:
-    """Write the weights of `progress.best_step`."""
-    write_tensors(best_file(directory, progress), draft.state_dict(), {})
+def save_best(
+    directory: Path,
+    draft: nn.Module,
+    progress: Progress,
+    ranks: Ranks = Ranks(),  # noqa: B008
+) -> None:
+    """Write the weights of `progress.best_step`; all processes call it, and the first writes them, whole."""
+    tensors = _at_the_first(draft.state_dict().items(), ranks)
+    if ranks.is_first:
+        write_tensors(best_file(directory, progress), tensors, {})
 
 
 def load_best(directory: Path, draft: nn.Module, progress: Progress) -> dict[str, Tensor]:

@@ -119,6 +119,7 @@ def check_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, de
     parts = padded_length(row) if draft.settings.normaliser != "position" else 0
     helps = "a smaller batch_tokens and max_tokens"
     leaner: list[dict[str, Any]] = [{"recompute": True}]
+    leaner += [{"sharding": "full"}] if schedule.num_ranks > 1 else []
     leaner += [{"micro_batch_tokens": parts}, {"recompute": True, "micro_batch_tokens": parts}] if parts else []
     for changes in leaner:
         if peak_memory(draft, order, replace(schedule, **changes), device).needed <= free:
@@ -138,7 +139,7 @@ def _free(device: torch.device) -> int:
 
 def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> PeakMemory:
     """The estimate for the largest batch of the first epoch."""
-    shares = [share for batch in order.epoch(0) for share in order.shares(batch, schedule.processes)]
+    shares = [share for batch in order.epoch(0) for share in order.shares(batch, schedule.num_ranks)]
     batches = [part for share in shares for part in order.parts(share, schedule.micro_batch_tokens)]
     most_roots = getattr(draft.settings, "max_anchors", order.max_tokens)
     largest = max(sizes_of(order, part, most_roots) for part in batches)
@@ -186,11 +187,14 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     activations = peak(schedule.recompute)
     if schedule.recompute:  # and those of one block, while its gradients are computed
         activations += max(0.0, peak(recompute=False) - activations) / draft.num_steps
+    optimiser = 2 * weights - by_muon
+    if schedule.sharding == "full" and schedule.num_ranks > 1:  # shares, also of the weights and of summed gradients
+        optimiser = (optimiser + 2 * weights) // schedule.num_ranks
     return PeakMemory(
         held=torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss,
         # The largest is there twice while a second use of it adds to its gradient.
         gradients=weights + max(weight.nbytes for weight in trained.values()),
-        optimiser=2 * weights - by_muon,
+        optimiser=optimiser,
         features=sizes.columns * width * 4,
         activations=int(activations),
         logits=int(logits),

@@ -10,7 +10,8 @@ A parameter may ask for its own scale of the learning rate (`AbstractDraft.lr_sc
 of size s is 1 / s as large as others, and its steps must be as well. Gradients are clipped in the same scale.
 
 Muon's step of a matrix, some fifteen products of its size, is done by one process, which keeps its momentum and sends
-the new weights to the others; AdamW's is cheap and done by each. All end with the same bits.
+the new weights to the others; AdamW's is cheap and done by each. All end with the same bits. Of parameters in shares
+(sharding.py) each process steps its own.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from components.drafts.interface import AbstractDraft
 from components.drafts.training.ranks import Ranks, shared_out
+from components.drafts.training.sharding import share_as, whole
 
 OptimizerName = Literal["muon", "adamw"]
 BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
@@ -44,9 +47,12 @@ class Optimizer:
         self._scales = {p: draft.lr_scales.get(n, 1.0) for n, p in draft.named_parameters()}
         self._parameters = list(self._scales)
         matrices = list(muon_matrices(draft, name).values())
-        self._owners = dict(zip(matrices, shared_out([p.numel() for p in matrices], ranks.size), strict=True))
         inside = set(matrices)
-        matrices = [matrix for matrix in matrices if self._owners[matrix] == ranks.rank]
+        self._owners: dict[nn.Parameter, int] = {}
+        self._sharded = any(isinstance(p, DTensor) for p in self._parameters)
+        if not self._sharded:
+            self._owners = dict(zip(matrices, shared_out([p.numel() for p in matrices], ranks.size), strict=True))
+            matrices = [matrix for matrix in matrices if self._owners[matrix] == ranks.rank]
         others = [p for p in self._parameters if p not in inside]
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
@@ -80,11 +86,12 @@ class Optimizer:
 
     def step(self, learning_rate: float, clip_norm: float) -> float:
         """One step down the processes' gradients; returns their norm before clipping, in the learning scale."""
-        self._ranks.sum_gradients(self._parameters)
+        if not self._sharded:  # else they are summed already
+            self._ranks.sum_gradients(self._parameters)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate * group["lr_share"]
-        norms = [p.grad.norm() * self._scales[p] for p in self._parameters if p.grad is not None]
+        norms = [whole(p.grad.norm()) * self._scales[p] for p in self._parameters if p.grad is not None]
         norm = torch.stack(norms).norm()
         torch.nn.utils.clip_grads_with_norm_(self._parameters, clip_norm, norm)
         for part in self._parts:
@@ -114,7 +121,7 @@ class Optimizer:
         part = next((p for p in self._parts if any(parameter is member for member in _members(p))), None)
         if part is None:
             return
-        state = {name: value.to(parameter.device) for name, value in moments.items()}
+        state = {name: share_as(value, parameter) for name, value in moments.items()}
         if isinstance(part, torch.optim.AdamW):
             state["step"] = torch.tensor(float(step), device=parameter.device)
         part.state[parameter] = state

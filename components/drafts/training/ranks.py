@@ -9,9 +9,8 @@ some ten milliseconds between GPUs of one machine, where a step takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,12 +24,12 @@ BUCKET = 1 << 24
 class Ranks:
     """One of `size` processes: the one of number `rank`. Every method is called by all of them, in the same order.
 
-    stop_file: asks them to stop, once it exists.
+    asked: says whether they are asked to stop.
     """
 
     rank: int = 0
     size: int = 1
-    stop_file: Path | None = None
+    asked: Callable[[], bool] = lambda: False
 
     @property
     def is_first(self) -> bool:
@@ -39,8 +38,8 @@ class Ranks:
 
     @property
     def are_asked_to_stop(self) -> bool:
-        """Whether the stop file exists; those who look later may see it earlier, so let the first one say it."""
-        return self.stop_file is not None and self.stop_file.exists()
+        """What `asked` says to the first one, for all; the others may hear of it later or earlier."""
+        return self.is_first and self.asked()
 
     def first_says(self, answers: Sequence[bool], device: torch.device) -> list[bool]:
         """The first process's answers, in all of them."""

@@ -1,13 +1,12 @@
-"""One of the processes that train a drafter together (processes.py); torchrun starts it with the job's file."""
+"""One of the processes that train a drafter together (processes.py); torchrun starts it with the place of the store."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from components.drafts.training.batches import DataChoice
 from components.drafts.training.from_features import train_from_features
 from components.drafts.training.interrupts import Interrupted
 from components.drafts.training.loop import Schedule
-from components.drafts.training.processes import Job
+from components.drafts.training.processes import EVENTS, JOB, REFUSAL, RESULT, STOP, Job, connect
 from components.drafts.training.ranks import Ranks
 from components.outside_json import JsonObject
 
@@ -26,18 +25,19 @@ PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: the first may be writing a checkpoint to a slow disk."""
 
 
-def main(file: str) -> None:
-    """Train as the job says; the first process writes the result."""
-    job = Job(**json.loads(Path(file).read_text(encoding="utf-8")))
-    if Path(job.refusal).is_file():  # a restart would meet the same fault
+def main(endpoint: str) -> None:
+    """Train as the job says; the first process leaves the result."""
+    store = connect(endpoint)
+    job = Job(**json.loads(store.get(JOB)))
+    if store.check([REFUSAL]):  # a restart would meet the same fault
         return
     torch.set_num_threads(job.num_threads)
-    on_gpu = job.context["device"].startswith("cuda")
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), Path(job.stop))
-    device = f"cuda:{ranks.rank}" if on_gpu else "cpu"
-    if on_gpu:
-        torch.cuda.set_device(ranks.rank)
+    dist.init_process_group("nccl" if job.on_gpu else "gloo", timeout=PATIENCE)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), lambda: store.check([STOP]))
+    device = "cpu"
+    if job.on_gpu:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
     try:
         draft = train_from_features(
             Target(**_read(job.target)),
@@ -47,16 +47,16 @@ def main(file: str) -> None:
             settings_of_method(job.method, {job.method: job.settings}),
             Schedule(**job.schedule),
             DataChoice(**job.choice),
-            _context(job, ranks, device),
+            _context(job, ranks, device, store),
             ranks=ranks,
         )
         if ranks.is_first:
-            Path(job.result).write_text(json.dumps(dict(draft.info)), encoding="utf-8")
+            store.set(RESULT, json.dumps(dict(draft.info)))
         ranks.wait()
     except Interrupted:
         pass  # all of them, at the same step; whoever started them knows
     except UserError as error:
-        Path(job.refusal).write_text(str(error), encoding="utf-8")
+        store.set(REFUSAL, str(error))
     finally:
         dist.destroy_process_group()
 
@@ -65,7 +65,7 @@ def _read(handle: JsonObject) -> JsonObject:
     return {**handle, "path": Path(handle["path"])}
 
 
-def _context(job: Job, ranks: Ranks, device: str) -> Context:
+def _context(job: Job, ranks: Ranks, device: str, store: dist.TCPStore) -> Context:
     """The step's own context in the first process; the others report nothing, and what they write is thrown away."""
     out, scratch = Path(job.context["out"]), Path(job.context["scratch"])
     if not ranks.is_first:
@@ -78,18 +78,8 @@ def _context(job: Job, ranks: Ranks, device: str) -> Context:
         device=device,
         seed=job.context["seed"],
         num_threads=job.num_threads,
-        send=_sender(job.events) if ranks.is_first else None,
+        send=(lambda event: store.queue_push(EVENTS, json.dumps(event))) if ranks.is_first else None,
     )
-
-
-def _sender(pipe: str) -> Callable[[Mapping[str, Any]], None]:
-    """Writes events to the pipe, a line each."""
-    stream = open(pipe, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 (it lasts as long as the process)
-
-    def send(event: Mapping[str, Any]) -> None:
-        stream.write(json.dumps(event) + "\n")
-
-    return send
 
 
 if __name__ == "__main__":

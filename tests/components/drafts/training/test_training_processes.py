@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from tiny_drafts import new_context, write_features
 
 from components.contract import Features, Target, UserError
 from components.drafts import train_draft
+from components.drafts.training.processes import RENDEZVOUS
 from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {
@@ -48,17 +52,18 @@ def rows_of(out: Path, *names: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("method", "number", "packing"),
+    ("method", "number", "packing", "sharding"),
     [
-        ("eagle3", 2, "bucket"),
-        ("eagle3", 4, "bucket"),  # some batches have fewer rows than there are processes
-        ("dflash", 2, "bucket"),
-        ("medusa", 2, "none"),
-        ("hass", 2, "pack"),
+        ("eagle3", 2, "bucket", "none"),
+        ("eagle3", 4, "bucket", "none"),  # some batches have fewer rows than there are processes
+        ("eagle3", 4, "bucket", "full"),
+        ("dflash", 2, "bucket", "none"),
+        ("medusa", 2, "none", "full"),
+        ("hass", 2, "pack", "none"),
     ],
 )
 def test_losses_gradients_and_acceptance_are_those_of_one_process(
-    method: str, number: int, packing: str, tmp_path: Path, tiny_folder: Folder, features: Features
+    method: str, number: int, packing: str, sharding: str, tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
     """Small steps: rounding that Muon's iterations in bfloat16 and AdamW's first steps magnify stays below 1e-5."""
 
@@ -67,6 +72,8 @@ def test_losses_gradients_and_acceptance_are_those_of_one_process(
         chosen: dict[str, Any] = {**SETTINGS, "method": method, "packing": packing, "peak_lr": peak_lr}
         if number == 4:
             chosen["batch_tokens"] = 64
+        if sharding == "full":  # processes have different numbers of parts
+            chosen |= {"sharding": sharding, "micro_batch_tokens": 32}
         train_draft(Target(key="", path=tiny_folder("llama")), features, **chosen, processes=processes, ctx=ctx)
         return ctx.out
 
@@ -81,9 +88,13 @@ def test_losses_gradients_and_acceptance_are_those_of_one_process(
             assert torch.nn.functional.cosine_similarity(*steps, dim=0) > 0.98, name
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
 def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
-    tmp_path: Path, tiny_folder: Folder, features: Features
+    sharding: str, tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
+    """The checkpoint is whole: a single process goes on from one of shares."""
+    settings: dict[str, Any] = {**SETTINGS, "sharding": sharding}
+
     def train(name: str, dies_at: int) -> tuple[Path, list[str]]:
         ctx, notes = new_context(tmp_path / name), []
 
@@ -96,7 +107,7 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
 
         killed: list[int] = []
         ctx.send = listen
-        train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, processes=2, ctx=ctx)
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, processes=2, ctx=ctx)
         return ctx.out, notes
 
     of_other_tests = {*psutil.Process().children(recursive=True)}
@@ -106,6 +117,10 @@ def test_when_one_dies_all_go_on_from_the_checkpoint_and_end_with_the_same_bits(
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (killed / file).read_bytes(), file
     assert {*psutil.Process().children(recursive=True)} <= of_other_tests
+    if sharding == "full":
+        alone, ctx = {**settings, "num_steps": 7}, new_context(tmp_path / "killed")
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **alone, ctx=ctx)
+        assert int(rows_of(ctx.out, "loss", "step")[-1, 1]) == 7
 
 
 def test_when_interrupted_all_save_at_the_same_step_and_go_on_with_the_same_bits(
@@ -149,10 +164,60 @@ def test_when_interrupted_all_save_at_the_same_step_and_go_on_with_the_same_bits
 
 def worker_of_rank(rank: int) -> int:
     """The process number of a training process."""
-    for process in psutil.Process().children(recursive=True):
-        if process.environ().get("RANK") == str(rank) and "components.drafts.training.worker" in process.cmdline():
-            return process.pid
-    raise AssertionError(f"no process of rank {rank}")
+    return next(process.pid for process in workers_below(os.getpid()) if process.environ()["RANK"] == str(rank))
+
+
+def workers_below(ancestor: int) -> list[psutil.Process]:
+    """The training processes that this one and its children have started."""
+    return [process for process in psutil.Process(ancestor).children(recursive=True) if "RANK" in process.environ()]
+
+
+def test_two_nodes_learn_what_one_process_does_and_the_same_bits_though_a_process_of_the_other_node_dies(
+    tmp_path: Path, tiny_folder: Folder, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("", 0)) as free:
+        monkeypatch.setenv(RENDEZVOUS, f"127.0.0.1:{free.getsockname()[1]}")
+    notes: list[str] = []
+    killed: list[int] = []
+
+    def train(name: str, listen: Callable[[Mapping[str, Any]], None] | None = None, **of_run: Any) -> Path:
+        ctx = new_context(tmp_path / name)
+        ctx.send = listen
+        settings: dict[str, Any] = {**SETTINGS, "num_steps": 16, "eval_every": 8, "peak_lr": 1e-5}
+        train_draft(Target(key="", path=tiny_folder("llama")), features, **settings, **of_run, ctx=ctx)
+        return ctx.out
+
+    def listen(event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            notes.append(str(event["message"]))
+        if event["event"] == "progress" and event["done"] == 3 and not killed:
+            killed.append(workers_below(other.pid)[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    other = subprocess.Popen([sys.executable, "-m", "components.drafts.training.node"])
+    try:
+        disturbed = train("disturbed", listen, nodes=2)
+        undisturbed = train("undisturbed", nodes=2)  # the other node waits for the next step
+        assert other.poll() is None
+    finally:
+        other.terminate()
+        other.wait()
+    assert any("goes on from optimiser step" in note for note in notes)
+    for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
+        assert (undisturbed / file).read_bytes() == (disturbed / file).read_bytes(), file
+    measured = ("loss", "grad_norm", "teacher_forced_al")
+    together, alone = (rows_of(out, *measured) for out in (undisturbed, train("alone")))
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_nodes_need_a_place_to_meet(
+    tmp_path: Path, tiny_folder: Folder, features: Features, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("", "a-host", "a-host:0", "a-host:port"):
+        monkeypatch.setenv(RENDEZVOUS, place)
+        with pytest.raises(UserError, match=f"nodes: 2: set {RENDEZVOUS}=HOST:PORT on every node"):
+            ctx = new_context(tmp_path / f"at-{place}")
+            train_draft(Target(key="", path=tiny_folder("llama")), features, **SETTINGS, nodes=2, ctx=ctx)
 
 
 def test_a_fault_of_the_input_is_one_line_as_with_one_process(
