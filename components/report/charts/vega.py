@@ -6,8 +6,9 @@ click on a point leads to the place on the page that says where it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,17 +24,17 @@ from components.tables import format_bytes
 Spec = dict[str, Any]
 VERDICTS: Final = {"use": "circle", "undecided": "triangle-up", "do_not_speculate": "square", "invalid": "cross"}
 OUTCOMES: Final = {"promoted": "good", "made": "pred", "nothing new": "soft", "failed": "bad", "killed": "doubt"}
-_LETTERS: Final = 24  # of a name in a box of the lineage
-_BOX, _ACROSS, _DOWN = (172, 40), 190, 62  # a box of the lineage, and from one to the next
+_LETTERS: Final = 20  # of a name in a box of the lineage
+_BOX, _ACROSS, _DOWN = (148, 40), 160, 60  # a box of the lineage, and from one to the next
 _SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
 
 def javascript(folder: Path) -> str:
     """Vega, Vega-Lite and what puts them on a page, as one script; kept in a folder, since bundling takes seconds."""
-    file = folder / f"vega-{vl_convert.__version__}.js"
+    file = folder / f"vega-{version('vl-convert-python')}.js"
     if not file.is_file():
-        version = "v" + ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-        write_whole(file, vl_convert.javascript_bundle(vl_version=version))
+        language = "v" + ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+        write_whole(file, vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=language))
     return file.read_text(encoding="utf-8")
 
 
@@ -50,7 +51,7 @@ def acceptance_chart(choices: Sequence[Chosen], moves: Sequence[Move]) -> Spec |
 def _over_time(
     points: Sequence[tuple[Chosen, Interval | None]], moves: Sequence[Move], title: str, level: float
 ) -> Spec | None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "at": _time(choice.at),
             "value": value.value,
@@ -80,7 +81,7 @@ def _over_time(
     marks = base.mark_point(size=70, filled=True, strokeWidth=1.8, cursor="pointer").encode(
         y=y,
         shape=shape,
-        stroke=_colours((row["series"] for row in rows), legend=False),
+        stroke=_colours((row["series"] for row in rows), alt.Stroke),
         fillOpacity=alt.condition("datum.champion", alt.value(1.0), alt.value(0.12)),
         tooltip=_tooltips(at="made", says="value", what="drafter", judged="verdict", run="run"),
     )
@@ -213,7 +214,7 @@ def runs_chart(runs: Sequence[RunSeen]) -> Spec | None:
     ]
     colours = [f"var(--{name})" for name in OUTCOMES.values()]
     scale = alt.Scale(domain=[*OUTCOMES], range=colours)
-    legend = alt.Legend(title=None, orient="top", symbolType="square", symbolSize=90)
+    legend = alt.Legend(title=None, orient="top", symbolType="square", columns=3)
     chart = alt.Chart(alt.Data(values=rows)).mark_square(size=130, opacity=1, cursor="pointer")
     chart = chart.encode(
         x=_when(rows),
@@ -222,26 +223,26 @@ def runs_chart(runs: Sequence[RunSeen]) -> Spec | None:
         tooltip=_tooltips(at="began", pipeline="pipeline", outcome="outcome", sentence="how it ended"),
         href="href:N",
     )
-    return _finished(chart, height=alt.Step(30))
+    return _finished(chart, height=30 * len({run.pipeline for run in runs}))
 
 
 def room_chart(room: Sequence[Room]) -> Spec | None:
     """Bytes on disk by kind or by pipeline, the largest first."""
     if not room:
         return None
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": r.name, "mib": r.num_bytes / 2**20, "says": format_bytes(r.num_bytes), "artifacts": r.artifacts}
         for r in room
     ]
     most = max(row["mib"] for row in rows)
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort="-x", title=None, axis=alt.Axis(labelLimit=190, grid=False)),
+        y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=190, grid=False)),
         x=alt.X("mib:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1.25 * most or 1])),
         tooltip=_tooltips(name="what", says="takes", artifacts="artifacts"),
     )
     bars = base.mark_bar(color="var(--pred)", height={"band": 0.7}, cornerRadiusEnd=2)
     texts = base.mark_text(align="left", dx=5, color="var(--ink)").encode(text="says:N")
-    return _finished(alt.layer(bars, texts), height=alt.Step(24))
+    return _finished(alt.layer(bars, texts), height=24 * len(rows))
 
 
 def lineage_chart(ancestors: Sequence[Ancestor]) -> Spec | None:
@@ -333,9 +334,14 @@ def _when(rows: Sequence[Mapping[str, Any]]) -> alt.X:
     return alt.X("at:T", title=None, scale=scale, axis=alt.Axis(format="%d %b", tickCount=8, labelSeparation=8))
 
 
-def _finished(chart: alt.Chart | alt.LayerChart, width: Any = "container", height: Any = 250) -> Spec:
+def _finished(chart: Any, width: Any = "container", height: Any = 250) -> Spec:
     """The chart as JSON, in the looks of the pages."""
-    text = {"labelColor": "var(--soft)", "titleColor": "var(--soft)", "labelFontSize": 12, "titleFontSize": 12}
+    text: dict[str, Any] = {
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    }
     axis = alt.AxisConfig(
         **text, titleFontWeight="normal", gridColor="var(--grid)", domainColor="var(--line)", tickColor="var(--line)"
     )
@@ -347,20 +353,16 @@ def _finished(chart: alt.Chart | alt.LayerChart, width: Any = "container", heigh
         legend=alt.LegendConfig(**text),
         axisX=alt.AxisConfig(grid=False, labelOverlap=True),
     )
-    finished: Spec = chart.properties(width=width, height=height, config=config).to_dict()
+    sized = {"type": "fit-x", "contains": "padding"} if width == "container" else {"type": "pad"}
+    finished: Spec = chart.properties(width=width, height=height, config=config, autosize=sized).to_dict()
     return finished
 
 
-def _colours(names: Any, legend: bool = True) -> Any:
+def _colours(names: Iterable[str], channel: Any = alt.Color) -> Any:
     """The colours of series, in the order of the pages; a legend where there are several, three a line."""
     series = sorted(set(names))
     scale = alt.Scale(domain=series, range=[f"var(--{PALETTE[i % len(PALETTE)]})" for i in range(len(series))])
-    shown = (
-        alt.Legend(title=None, orient="top", columns=3, labelLimit=110, symbolOpacity=1, symbolType="circle")
-        if legend
-        else None
-    )
-    channel = alt.Color if legend else alt.Stroke
+    shown = alt.Legend(title=None, orient="top", columns=3, labelLimit=110, symbolOpacity=1, symbolType="circle")
     return channel("series:N", scale=scale, legend=shown)
 
 
@@ -368,7 +370,7 @@ def _tooltips(**fields: str) -> list[alt.Tooltip]:
     """Field -> the name that a reader sees."""
     found = []
     for name, title in fields.items():
-        when = {"format": "%Y-%m-%d %H:%M"} if name == "at" else {}
+        when: dict[str, Any] = {"format": "%Y-%m-%d %H:%M"} if name == "at" else {}
         found.append(alt.Tooltip(f"{name}:{'T' if name == 'at' else 'N'}", title=title, **when))
     return found
 
