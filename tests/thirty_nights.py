@@ -1,4 +1,4 @@
-"""A home as thirty nights leave it: promotions, a rollback, quiet, failed and killed nights, drift, two machines.
+"""A home as thirty nights leave it: promotions, quiet, failed and killed nights, drift, two machines.
 
 Rows go through the functions that runs use, so every one is checked; times lie in the past, and numbers are made up.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import defaultdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from history_rows import choice, depth_eval
 
 from components.rows import Drift
 from storage.artifacts.store import Store
-from storage.history.files import compact, write_record, write_table
+from storage.history.files import write_table
 from storage.history.records import ArtifactRow, PromotionRow, RunRow, StepRow, now
 
 HOSTS = {
@@ -27,6 +28,10 @@ HOSTS = {
 PROMOTED, FAILED, QUIET, KILLED = {0, 4, 9, 16, 24}, {5, 21}, {3, 10, 18, 25}, {13}
 
 
+Rows = dict[str, list[dict[str, Any]]]
+"""Table -> its rows."""
+
+
 def key_of(name: str, night: int = 0) -> str:
     """A key as the store makes them."""
     return hashlib.sha256(f"{name} {night}".encode()).hexdigest()
@@ -34,6 +39,7 @@ def key_of(name: str, night: int = 0) -> str:
 
 def fill(home: Path, nights: int = 30) -> None:
     """Write the nights into the history and the store of a home; the last was a few hours ago."""
+    rows: Rows = defaultdict(list)
     champion, version = -1, 0
     for night in range(nights):
         at = now().replace(hour=2, minute=0, second=0, microsecond=0) - timedelta(days=nights - 1 - night)
@@ -45,7 +51,7 @@ def fill(home: Path, nights: int = 30) -> None:
                 "failed",
                 "step 'answers' failed: No space left on device: 0.2 GiB are free, 1.1 GiB are needed",
             )
-            _step(home, run_id, pipeline, "answers", "Conversations", None, at, "failed", reason)
+            _step(rows, run_id, pipeline, "answers", "Conversations", None, at, "failed", reason)
         elif night in KILLED:
             status, reason = (
                 "killed",
@@ -56,8 +62,8 @@ def fill(home: Path, nights: int = 30) -> None:
         else:
             version += 1
             is_better = night in PROMOTED
-            _measured(home, run_id, pipeline, night, champion, at)
-            _publish(home, run_id, pipeline, night, version, is_better, at)
+            _measured(home, rows, run_id, pipeline, night, champion, at)
+            _publish(rows, run_id, pipeline, night, version, is_better, at)
             reason = f"registered: builtin version {version} (candidate, challenger{', champion' if is_better else ''})"
             if is_better:
                 champion = night
@@ -67,19 +73,20 @@ def fill(home: Path, nights: int = 30) -> None:
         row = RunRow(
             run_id, pipeline, "{}", "prefect", status, reason, 12 if reason else 3, 3, at, ended, "c0ffee", "0.1.0"
         )
-        write_record(home, "run", run_id, [row])
-    compact(home, 0, whole=True)
+        rows["run"].append(dataclasses.asdict(row))
+    for table, made in rows.items():
+        write_table(home, table, "thirty-nights", made, "thirty nights")
 
 
 def _step(
-    home: Path, run_id: str, pipeline: str, name: str, kind: str, key: str | None, at: datetime, status: str, why: str
+    rows: Rows, run_id: str, pipeline: str, name: str, kind: str, key: str | None, at: datetime, status: str, why: str
 ) -> None:
     row = StepRow(run_id, pipeline, name, "toy", kind, key, False, why, status, 31.0, "{}", "{}", at)
-    write_record(home, "step", f"{run_id}-{name}", [row])
+    rows["step"].append(dataclasses.asdict(row))
 
 
 def _artifact(
-    home: Path,
+    rows: Rows,
     run_id: str,
     pipeline: str,
     name: str,
@@ -109,19 +116,19 @@ def _artifact(
         created_at=at,
         draftsmith_version="0.1.0",
     )
-    write_record(home, "artifact", key, [row])
-    _step(home, run_id, pipeline, name, kind, key, at, "completed", "new")
+    rows["artifact"].append(dataclasses.asdict(row))
+    _step(rows, run_id, pipeline, name, kind, key, at, "completed", "new")
     return key
 
 
-def _measured(home: Path, run_id: str, pipeline: str, night: int, champion: int, at: datetime) -> None:
+def _measured(home: Path, rows: Rows, run_id: str, pipeline: str, night: int, champion: int, at: datetime) -> None:
     """What a night makes: its lineage, and the choices of challenger and champion."""
 
     def made(name: str, kind: str, *inputs: str, **settings: Any) -> str:
-        return _artifact(home, run_id, pipeline, name, kind, night, at, *inputs, **settings)
+        return _artifact(rows, run_id, pipeline, name, kind, night, at, *inputs, **settings)
 
     target = made("target", "Target", model="builtin")
-    prompts = made("prompts", "Prompts", source="traffic/2026 <new> chats" if night else "python-stdlib")
+    prompts = made("prompts", "Prompts", source="traffic/*.jsonl" if night else "python-stdlib")
     answers = made("answers", "Conversations", target, prompts)
     features = made("features", "Features", target, answers)
     earlier = [key_of("draft", champion)] if champion >= 0 else []
@@ -159,18 +166,17 @@ def _measured(home: Path, run_id: str, pipeline: str, night: int, champion: int,
         choices.append(choice(
             **named, depth_k=3, speedup_pred=gain * 1.02, pred_lo=gain - 0.05, pred_hi=gain + 0.08, speedup_meas=gain,
             meas_lo=gain - 0.04, meas_hi=gain + 0.04, pred_error=0.02, verdict=verdict_is, reasons=said))  # fmt: skip
-    for table, rows in (("depth_choice", choices), ("depth_eval", evals)):
-        write_table(home, table, verdict, [{**dataclasses.asdict(row), **shared} for row in rows], "thirty nights")
+    for table, found in (("depth_choice", choices), ("depth_eval", evals)):
+        rows[table] += [{**dataclasses.asdict(row), **shared} for row in found]
     if night:
         change = 0.05 * math.cos(night / 3) - 0.005 * night
         seen = Drift("s", target, earlier[0], "mtp", "all", "all", 3, 24, 24, 2.3, 2.25, 2.35, 2.3 + change,
                      2.2 + change, 2.4 + change, change, change - 0.08, change + 0.08, change + 0.08 < 0)  # fmt: skip
         drift = made("drift", "Measurements", acceptance)
-        rows = [{**dataclasses.asdict(seen), **shared, "artifact_key": drift, "step": "drift"}]
-        write_table(home, "drift", drift, rows, "thirty nights")
+        rows["drift"].append({**dataclasses.asdict(seen), **shared, "artifact_key": drift, "step": "drift"})
 
 
-def _publish(home: Path, run_id: str, pipeline: str, night: int, version: int, is_better: bool, at: datetime) -> None:
+def _publish(rows: Rows, run_id: str, pipeline: str, night: int, version: int, is_better: bool, at: datetime) -> None:
     """The moves of the aliases of a night's version."""
     gain = 1.22 + 0.01 * night + 0.03 * math.sin(night)
     facts = {"key": key_of("release", night), "target": "builtin", "target_key": key_of("target", night),
@@ -191,11 +197,11 @@ def _publish(home: Path, run_id: str, pipeline: str, night: int, version: int, i
             action=action,
             from_version=version - 1 or None,
             to_version=version,
-            who="night <worker>",
+            who="nightly",
             why=why,
             numbers=numbers,
         )
-        write_record(home, "promotion", row.promotion_id, [row])
+        rows["promotion"].append(dataclasses.asdict(row))
 
 
 if __name__ == "__main__":

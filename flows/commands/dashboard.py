@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from components.contract import UserError
+from components.report.board import Board
+from components.report.charts.vega import javascript
+from components.report.pages.dashboard import write_dashboard
 from components.tables import format_bytes
 from flows.commands.terminal import echo
-from flows.dashboard.gathered import make_dashboard
+from flows.dashboard.gathered import gather
 from storage.artifacts.store import default_home, require_writable
 
 
@@ -34,3 +37,12 @@ def dashboard(
     board = make_dashboard(home, file, days=days, reports=reports or store)
     number = f"{len(board.champions)} champions, {len(board.choices)} choices, {len(board.runs)} runs"
     echo(f"{file}: {number} of the last {days} days, {format_bytes(file.stat().st_size)}")
+
+
+def make_dashboard(home: Path, to: Path, *, days: int, reports: str) -> Board:
+    """Write the dashboard of a home into one file, and return what is on it. days, reports: as for `gather`."""
+    board = gather(home, days=days, reports=reports)
+    folder = home / "dashboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    to.write_text(write_dashboard(board, javascript(folder)), encoding="utf-8")
+    return board

@@ -1,4 +1,4 @@
-"""Gathers what the dashboard of a home shows: from the history, the journals and the disk; it writes only its own page.
+"""Gathers what the dashboard of a home shows: from the history, the journals and the disk.
 
 Each part says which question gave it, so that whoever doubts a point can ask again.
 """
@@ -27,8 +27,6 @@ from components.report.board import (
     Room,
     RunSeen,
 )
-from components.report.charts.vega import javascript
-from components.report.pages.dashboard import write_dashboard
 from flows.services.client import running
 from storage import collect, journal
 from storage.history.query import Parameters, RunQuery, open_history, run_named_query
@@ -75,21 +73,12 @@ _DEPTH = " AND tree_budget IS NULL AND depth_k = {depth_k} AND batch_size = {bat
 Rows = list[dict[str, Any]]
 
 
-def make_dashboard(home: Path, to: Path, *, days: int, reports: str) -> Board:
-    """Write the dashboard of a home into one file, and return what is on it.
+def gather(home: Path, *, days: int, reports: str) -> Board:
+    """Everything on the dashboard of a home.
 
     days: how far back charts over time and lists of runs look. reports: the address under which the folders of report
-    pages are found, "{key}/index.html" below it.
+    pages are found, "{key}/index.html" below it; on Prefect's own server, links to its runs bear no address either.
     """
-    board = gather(home, days=days, reports=reports)
-    folder = home / "dashboard"
-    folder.mkdir(parents=True, exist_ok=True)
-    to.write_text(write_dashboard(board, javascript(folder)), encoding="utf-8")
-    return board
-
-
-def gather(home: Path, *, days: int, reports: str) -> Board:
-    """Everything on the dashboard of a home. On a page of Prefect's own server links to its runs bear no address."""
     at = now()
     since: Parameters = {"since": at - timedelta(days=days)}
     with open_history(home) as run:
