@@ -125,8 +125,8 @@ def _questions(since: Mapping[str, Any]) -> dict[str, Question]:
     """Part of the page -> how it was asked for."""
 
     def sql(text: str, flag: str = "") -> str:
-        said = " ".join(text.split()).replace("$since", f"TIMESTAMP '{since['since']:%Y-%m-%d %H:%M:%S}'")
-        return f'draftsmith query {flag}"{said}"'
+        one_line = " ".join(text.split()).replace("$since", f"TIMESTAMP '{since['since']:%Y-%m-%d %H:%M:%S}'")
+        return f'draftsmith query {flag}"{one_line}"'
 
     return {
         "champions": Question("the champions", "draftsmith query champions"),
@@ -188,12 +188,12 @@ def _depths(rows: Rows, moves: Sequence[Move]) -> tuple[AtDepth, ...]:
     champions = _ever_champion(moves)
     drafters = {(row["model"], row["method"], row["draft_key"]) for row in rows}
     several = {(m, method) for m, method, _ in drafters if sum(one[:2] == (m, method) for one in drafters) > 1}
-    found = []
+    collected = []
     for i, row in enumerate(rows):
         version = champions.get(row["draft_key"])
         name = f"version {version}" if version else row["draft_key"][:6]
         apart = f" {name}" if version or (row["model"], row["method"]) in several else ""
-        found.append(
+        collected.append(
             AtDepth(
                 origin=_origin(f"d{i}", row, "v_depth", _DEPTH.format(**row)),
                 model=row["model"] or "unknown",
@@ -207,7 +207,7 @@ def _depths(rows: Rows, moves: Sequence[Move]) -> tuple[AtDepth, ...]:
                 speed=_interval(row, "speedup_meas", "meas_lo", "meas_hi"),
             )
         )
-    return tuple(found)
+    return tuple(collected)
 
 
 def _drift(number: int, row: Mapping[str, Any]) -> DriftSeen:
@@ -245,31 +245,31 @@ def _champions(
     home: Path, moves: Sequence[Move], lineage: Callable[[str], tuple[tuple[Ancestor, ...], bool]]
 ) -> tuple[Champion, ...]:
     """The champions of now, each with the newest evidence about its version."""
-    found = []
+    collected = []
     for row in _named(home, "champions"):
         if row["alias"] == "champion":
             of_version = [m for m in moves if (m.name, m.version) == (row["name"], row["version"])]
             move = next(m for m in reversed(of_version) if m.alias == "champion")
             facts = of_version[-1].facts
-            found.append(Champion(move, facts, *lineage(facts.get("key", ""))))
-    return tuple(found)
+            collected.append(Champion(move, facts, *lineage(facts.get("key", ""))))
+    return tuple(collected)
 
 
 def _lineage(run: RunQuery, key: str, names: Mapping[str, str]) -> tuple[tuple[Ancestor, ...], bool]:
     """What went into a release, the nearest first, and whether its drafter goes on from another, where this ends."""
-    found: dict[str, Ancestor] = {}
+    collected: dict[str, Ancestor] = {}
     earlier = set[str]()
     layer = [key] if key else []
-    while layer and len(found) < MOST_ANCESTORS:
+    while layer and len(collected) < MOST_ANCESTORS:
         rows = [_ancestor(row, names) for row in _rows(run, _MADE, {"keys": layer})]
-        found |= {row.key: row for row in rows}
-        drafters = {row.key for row in found.values() if row.kind == "Draft"}
-        earlier |= {one for row in found.values() if row.kind == "Draft" for one in row.inputs if one in drafters}
-        ended = earlier - {one for row in found.values() if row.kind != "Draft" for one in row.inputs}
+        collected |= {row.key: row for row in rows}
+        drafters = {row.key for row in collected.values() if row.kind == "Draft"}
+        earlier |= {one for row in collected.values() if row.kind == "Draft" for one in row.inputs if one in drafters}
+        last_ones = earlier - {one for row in collected.values() if row.kind != "Draft" for one in row.inputs}
         layer = list(
-            dict.fromkeys(one for row in rows if row.key not in ended for one in row.inputs if one not in found)
+            dict.fromkeys(one for row in rows if row.key not in last_ones for one in row.inputs if one not in collected)
         )
-    return tuple(found.values()), bool(earlier)
+    return tuple(collected.values()), bool(earlier)
 
 
 def _ancestor(row: Mapping[str, Any], names: Mapping[str, str]) -> Ancestor:
@@ -323,14 +323,14 @@ def _promoted(moves: Sequence[Move]) -> set[str]:
 def _runs(
     home: Path, pages: Mapping[str, str], reports: str, prefect: str | None, since: datetime, promoted: set[str]
 ) -> tuple[RunSeen, ...]:
-    found = []
+    collected = []
     for row in _named(home, "runs", limit=str(NUM_RUNS)):
         if row["started_at"] < since:
             continue
         page = pages.get(row["run_id"], "")
         flow_run = _flow_run(home, row["run_id"]) if prefect is not None else ""
         sentence = without_secrets(row["reason"] or "")
-        found.append(
+        collected.append(
             RunSeen(
                 run_id=row["run_id"],
                 started_at=row["started_at"],
@@ -347,7 +347,7 @@ def _runs(
                 prefect=f"{prefect}/v2/runs/flow-run/{flow_run}" if flow_run else "",
             )
         )
-    return tuple(found)
+    return tuple(collected)
 
 
 def _outcome(status: str, sentence: str, promoted: bool) -> str:

@@ -38,8 +38,8 @@ class WithDashboard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the one or the other."""
         path = scope.get("path", "")
-        ours = scope["type"] == "http" and (path == PLACE or path.startswith(f"{PLACE}/"))
-        await (self.page if ours else self.app)(scope, receive, send)
+        is_page = scope["type"] == "http" and (path == PLACE or path.startswith(f"{PLACE}/"))
+        await (self.page if is_page else self.app)(scope, receive, send)
 
 
 def dashboard_app(home: Path) -> Starlette:
@@ -79,12 +79,12 @@ async def _make(file: Path) -> str:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     try:
-        _, said = await asyncio.wait_for(process.communicate(), MADE_WITHIN_S)
+        _, errors = await asyncio.wait_for(process.communicate(), MADE_WITHIN_S)
     except (TimeoutError, asyncio.CancelledError) as error:
         process.kill()
         await process.wait()
         if isinstance(error, asyncio.CancelledError):
             raise
         return f"it took longer than {MADE_WITHIN_S:.0f} s; try: draftsmith dashboard"
-    lines = said.decode(errors="replace").strip().splitlines()
+    lines = errors.decode(errors="replace").strip().splitlines()
     return (lines[-1] if lines else f"it ended with {process.returncode}") if process.returncode else ""

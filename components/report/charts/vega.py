@@ -91,7 +91,7 @@ def _over_time(
 
 
 def _promotions(moves: Sequence[Move], first: str) -> list[alt.Chart]:
-    """A line for each new champion in the span of time that is shown."""
+    """A line for each new champion in the span of time that is tooltips."""
     rows = [
         {
             "at": _time(move.at),
@@ -106,8 +106,8 @@ def _promotions(moves: Sequence[Move], first: str) -> list[alt.Chart]:
     ]
     if not rows:
         return []
-    shown = _tooltips(at="when", what="moved", who="by", why="why")
-    base = alt.Chart(alt.Data(values=rows)).encode(x="at:T", tooltip=shown, href="href:N")
+    tooltips = _tooltips(at="when", what="moved", who="by", why="why")
+    base = alt.Chart(alt.Data(values=rows)).encode(x="at:T", tooltip=tooltips, href="href:N")
     lines = base.mark_rule(color="var(--good)", strokeWidth=1.5, strokeDash=[2, 3], cursor="pointer")
     texts = base.mark_text(color="var(--good)", align="left", dx=3, dy=4, fontWeight=600, cursor="pointer")
     return [lines, texts.encode(y=alt.value(0), text="label:N")]
@@ -119,12 +119,16 @@ def depth_charts(depths: Sequence[AtDepth]) -> list[tuple[str, str, Spec]]:
     if not drafted:
         return []
     cost = [_at_depth(d, Interval(d.cost), f"verify {d.verify_ms:.2f} ms, draft {d.draft_ms:.2f} ms") for d in drafted]
-    kept = [_at_depth(d, d.acceptance, "replayed from maps") for d in drafted]
+    acceptance = [_at_depth(d, d.acceptance, "replayed from maps") for d in drafted]
     fast = [_at_depth(d, d.predicted, "predicted") for d in drafted]
     measured = [_at_depth(d, d.speed, "measured") for d in drafted if d.speed is not None]
     return [
         ("What a round costs", "Time of verifying and drafting, in plain steps.", _by_depth(cost, "plain steps")),
-        ("What a round keeps", "Tokens, the target's own included; bands are 95 %.", _by_depth(kept, "tokens a round")),
+        (
+            "What a round keeps",
+            "Tokens, the target's own included; bands are 95 %.",
+            _by_depth(acceptance, "tokens a round"),
+        ),
         (
             "What it brings",
             "Line: predicted. Marks: measured.",
@@ -148,7 +152,7 @@ def _at_depth(depth: AtDepth, value: Interval, how: str) -> dict[str, Any]:
 
 def _by_depth(rows: Sequence[Mapping[str, Any]], title: str, measured: Sequence[Mapping[str, Any]] = ()) -> Spec:
     colour = _colours(row["series"] for row in rows)
-    told = _tooltips(series="drafter", depth="depth", says="value", how="how")
+    tooltips = _tooltips(series="drafter", depth="depth", says="value", how="how")
     x = alt.X("depth:O", title="draft depth", axis=alt.Axis(labelAngle=0))
     y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
     base = alt.Chart(alt.Data(values=list(rows))).encode(x=x, color=colour)
@@ -156,21 +160,21 @@ def _by_depth(rows: Sequence[Mapping[str, Any]], title: str, measured: Sequence[
     if any(row["lo"] is not None for row in rows) and len({row["series"] for row in rows}) <= 4:
         layers.insert(0, base.mark_area(opacity=0.14).encode(y=alt.Y("lo:Q", title=title), y2="hi:Q"))
     if not measured:
-        layers.append(_marks(base, y, told))
+        layers.append(_marks(base, y, tooltips))
         return _finished(alt.layer(*layers))
     points = alt.Chart(alt.Data(values=list(measured))).encode(x=x, color=colour)
     layers.append(points.mark_rule(strokeWidth=1.6).encode(y=alt.Y("lo:Q", title=title), y2="hi:Q"))
-    layers.append(_marks(points, y, told))
+    layers.append(_marks(points, y, tooltips))
     return _finished(alt.layer(*layers))
 
 
-def _marks(base: alt.Chart, y: alt.Y, told: list[alt.Tooltip]) -> alt.Chart:
-    return base.mark_point(size=55, filled=True, cursor="pointer").encode(y=y, tooltip=told, href="href:N")
+def _marks(base: alt.Chart, y: alt.Y, tooltips: list[alt.Tooltip]) -> alt.Chart:
+    return base.mark_point(size=55, filled=True, cursor="pointer").encode(y=y, tooltip=tooltips, href="href:N")
 
 
-def drift_chart(seen: Sequence[DriftSeen]) -> Spec | None:
+def drift_chart(observations: Sequence[DriftSeen]) -> Spec | None:
     """The change of acceptance on new traffic over time; red where its interval excludes zero."""
-    if not seen:
+    if not observations:
         return None
     rows = [
         {
@@ -183,16 +187,16 @@ def drift_chart(seen: Sequence[DriftSeen]) -> Spec | None:
             "what": f"{d.model}, {d.method}: {d.then:.2f} at release, {d.now:.2f} on {d.prompts} new prompts",
             "href": f"#{d.origin.anchor}",
         }
-        for d in seen
+        for d in observations
     ]
     scale = alt.Scale(domain=["no drift shown", "drifted"], range=["var(--pred)", "var(--bad)"])
     colour = alt.Color("drifted:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
     base = alt.Chart(alt.Data(values=rows)).encode(x=_when(rows), color=colour, href="href:N")
     title = "change, tokens a round"
     zero = alt.Chart(alt.Data(values=[{"level": 0}])).mark_rule(strokeDash=[5, 4], color="var(--ink)")
-    told = _tooltips(at="when", says="change", what="what", drifted="verdict")
+    tooltips = _tooltips(at="when", says="change", what="what", drifted="verdict")
     marks = base.mark_point(size=70, filled=True, cursor="pointer").encode(
-        y=alt.Y("value:Q", title=title), tooltip=told
+        y=alt.Y("value:Q", title=title), tooltip=tooltips
     )
     bars = base.mark_rule(strokeWidth=1.6).encode(y=alt.Y("lo:Q", title=title), y2="hi:Q")
     return _finished(alt.layer(zero.encode(y="level:Q"), bars, marks))
@@ -251,8 +255,8 @@ def lineage_chart(ancestors: Sequence[Ancestor]) -> Spec | None:
         return None
     graph = nx.DiGraph()
     graph.add_nodes_from(a.key for a in ancestors)
-    known = set(graph)
-    graph.add_edges_from((one, a.key) for a in ancestors for one in a.inputs if one in known)
+    keys = set(graph)
+    graph.add_edges_from((one, a.key) for a in ancestors for one in a.inputs if one in keys)
     places, middle = _places(graph), _BOX[0] / 2
     boxes = [
         {
@@ -321,8 +325,8 @@ def _places(graph: nx.DiGraph[str]) -> dict[str, tuple[float, float]]:
     for row, layer in enumerate(layers):
         above = {key: [places[one][0] for one in graph.predecessors(key)] for key in layer}
         layer.sort(key=lambda key: sum(above[key]) / max(len(above[key]), 1))
-        left = (widest - len(layer)) / 2
-        places |= {key: (1 + _ACROSS * (left + i), 1.0 + _DOWN * row) for i, key in enumerate(layer)}
+        start = (widest - len(layer)) / 2
+        places |= {key: (1 + _ACROSS * (start + i), 1.0 + _DOWN * row) for i, key in enumerate(layer)}
     return places
 
 
@@ -362,17 +366,17 @@ def _colours(names: Iterable[str], channel: Any = alt.Color) -> Any:
     """The colours of series, in the order of the pages; a legend where there are several, three a line."""
     series = sorted(set(names))
     scale = alt.Scale(domain=series, range=[f"var(--{PALETTE[i % len(PALETTE)]})" for i in range(len(series))])
-    shown = alt.Legend(title=None, orient="top", columns=3, labelLimit=110, symbolOpacity=1, symbolType="circle")
-    return channel("series:N", scale=scale, legend=shown)
+    key = alt.Legend(title=None, orient="top", columns=3, labelLimit=110, symbolOpacity=1, symbolType="circle")
+    return channel("series:N", scale=scale, legend=key)
 
 
 def _tooltips(**fields: str) -> list[alt.Tooltip]:
     """Field -> the name that a reader sees."""
-    found = []
+    tooltips = []
     for name, title in fields.items():
         when: dict[str, Any] = {"format": "%Y-%m-%d %H:%M"} if name == "at" else {}
-        found.append(alt.Tooltip(f"{name}:{'T' if name == 'at' else 'N'}", title=title, **when))
-    return found
+        tooltips.append(alt.Tooltip(f"{name}:{'T' if name == 'at' else 'N'}", title=title, **when))
+    return tooltips
 
 
 def _says(value: Interval) -> str:

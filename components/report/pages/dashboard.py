@@ -122,7 +122,7 @@ def _card(page: _Page, champion: Champion) -> Card:
     measured = f"{format_ratio(speed)}{between} measured" if speed is not None else "not measured"
     lengths = format_interval(_number(facts, "al_lo"), _number(facts, "al_hi"))
     al = _number(facts, "al")
-    shown = {
+    labelled = {
         "verdict": facts.get("verdict", "").replace("_", " "),
         "tokens kept a round": "" if al is None else f"{al:.2f}{lengths}",
         "predicted": format_ratio(_number(facts, "speedup_pred"), ""),
@@ -142,7 +142,7 @@ def _card(page: _Page, champion: Champion) -> Card:
         name=move.name,
         headline=f"version {move.version}, {facts.get('method', '?')} at depth {depth}: {measured}",
         why=move.why,
-        facts={label: value for label, value in shown.items() if value},
+        facts={label: value for label, value in labelled.items() if value},
         link=f"/#/models/{move.name}/versions/{move.version}",
         lineage=next(iter(figures), None),
         ancestors=champion.lineage,
@@ -221,9 +221,9 @@ def _evidence(board: Board) -> list[tuple[str, list[str], list[Evidence]]]:
 def _choice_cells(choice: Chosen) -> list[str]:
     drafter = choice.method + (f", version {choice.champion}" if choice.champion else "")
     verdict = choice.verdict.replace("_", " ")
-    speed, kept = _said(choice.speed, "x"), _said(choice.acceptance)
+    speed, acceptance = _said(choice.speed, "x"), _said(choice.acceptance)
     when = f"{choice.at:%Y-%m-%d %H:%M}"
-    return [when, choice.model, drafter, str(choice.depth), speed, kept, verdict, choice.machine]
+    return [when, choice.model, drafter, str(choice.depth), speed, acceptance, verdict, choice.machine]
 
 
 def _depth_cells(depth: AtDepth) -> list[str]:
