@@ -72,16 +72,15 @@ def _over_time(
     ]
     if not rows:
         return None
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=_when(rows), color=_colours(row["series"] for row in rows), href="href:N"
-    )
+    methods = [choice.method for choice, _ in points]  # measured or not: a method has one colour in all charts
+    base = alt.Chart(alt.Data(values=rows)).encode(x=_when(rows), color=_colours(methods), href="href:N")
     y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
     bars = base.mark_rule(strokeWidth=1.6, opacity=0.55).encode(y=alt.Y("lo:Q", title=title), y2="hi:Q")
     shape = alt.Shape("verdict:N", scale=alt.Scale(domain=[*VERDICTS], range=[*VERDICTS.values()]), legend=None)
     marks = base.mark_point(size=70, filled=True, strokeWidth=1.8, cursor="pointer").encode(
         y=y,
         shape=shape,
-        stroke=_colours((row["series"] for row in rows), alt.Stroke),
+        stroke=_colours(methods, alt.Stroke),
         fillOpacity=alt.condition("datum.champion", alt.value(1.0), alt.value(0.12)),
         tooltip=_tooltips(at="made", says="value", what="drafter", judged="verdict", run="run"),
     )
@@ -335,7 +334,8 @@ def _when(rows: Sequence[Mapping[str, Any]]) -> alt.X:
     times = sorted(datetime.fromisoformat(row["at"]) for row in rows)
     ends = [_time(times[0] - timedelta(hours=12)), _time(times[-1] + timedelta(hours=12))]
     scale = alt.Scale(type="utc", domain=ends, nice=False)
-    return alt.X("at:T", title=None, scale=scale, axis=alt.Axis(format="%d %b", tickCount=8, labelSeparation=8))
+    shown_as = "%d %b" if times[-1] - times[0] > timedelta(days=2) else "%d %b %H:%M"
+    return alt.X("at:T", title=None, scale=scale, axis=alt.Axis(format=shown_as, tickCount=8, labelSeparation=8))
 
 
 def _finished(chart: Any, width: Any = "container", height: Any = 250) -> Spec:
