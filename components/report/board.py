@@ -154,7 +154,6 @@ class MachineUse:
     """A machine by its name, and what was measured on it. newest: method -> the newest measured speedup."""
 
     name: str
-    machine_id: str
     runs: int
     newest: dict[str, float]
     last: datetime

@@ -104,7 +104,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
         drift=drift,
         runs=_runs(home, pages, reports, prefect, at - timedelta(days=days), _promoted(moves)),
         failures=_failures(home, at - timedelta(days=days)),
-        machines=_machines(home, names),
+        machines=_machines(choices),
         room=_room(home),
         questions=_questions(since),
         mlflow=services.mlflow_url if services is not None else "",
@@ -304,15 +304,15 @@ def _machine_names(rows: Rows) -> dict[str, str]:
     return {key: f"{name} {key[:6]}" if name in twice else name for key, name in names.items()}
 
 
-def _machines(home: Path, names: Mapping[str, str]) -> tuple[MachineUse, ...]:
-    uses: dict[str, MachineUse] = {}
-    for row in _named(home, "machines"):
-        machine_id = row["machine_id"] or ""
-        use = uses.get(machine_id, MachineUse(names.get(machine_id, machine_id), machine_id, 0, {}, row["last"]))
-        newest = use.newest | ({} if row["speedup_meas"] is None else {row["method"]: row["speedup_meas"]})
-        runs, last = max(use.runs, row["runs"]), max(use.last, row["last"])
-        uses[machine_id] = MachineUse(use.name, machine_id, runs, newest, last)
-    return tuple(sorted(uses.values(), key=lambda use: use.last, reverse=True))
+def _machines(choices: Sequence[Chosen]) -> tuple[MachineUse, ...]:
+    """What was measured where, the machine that measured last first. choices: oldest first."""
+    uses = []
+    for name in dict.fromkeys(choice.machine for choice in reversed(choices)):
+        here = [choice for choice in choices if choice.machine == name]
+        newest = {choice.method: choice.speed.value for choice in here if choice.speed is not None}
+        runs = {choice.origin.run_id for choice in here}
+        uses.append(MachineUse(name, len(runs), newest, here[-1].at))
+    return tuple(uses)
 
 
 def _promoted(moves: Sequence[Move]) -> set[str]:
