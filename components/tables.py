@@ -62,3 +62,11 @@ def format_interval(lo: float | None, hi: float | None) -> str:
 def format_estimate(value: float | None, lo: float | None, hi: float | None) -> str:
     """A ratio with its 95 % interval, 1.23x [1.15, 1.32]; "-" where it was not measured."""
     return f"{format_ratio(value)}{format_interval(lo, hi)}"
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Bytes as people read them: 1.5 GiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} bytes"

@@ -54,6 +54,7 @@ COMMANDS = {
     "promote": ("registry", "operate"),
     "rollback": ("registry", "operate"),
     "resync": ("registry", "operate"),
+    "dashboard": ("dashboard", "operate"),
     "du": ("homes", "operate"),
     "gc": ("homes", "operate"),
     "backup": ("homes", "operate"),

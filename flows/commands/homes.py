@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from components.contract import UserError
+from components.tables import format_bytes
 from flows.commands.terminal import Format, echo, echo_error, out, print_in
 from storage import backup as backups
 from storage import collect
@@ -29,10 +30,10 @@ def du(format_: Output = Format.table) -> None:
     rows = [("kind", *row) for row in collect.totals(of_kinds)]
     rows += [("pipeline", *row) for row in collect.totals(of_pipelines)]
     readable = format_ is Format.table
-    shown = [[by, name, keys or "", _size(size) if readable else size] for by, name, keys, size in rows]
+    shown = [[by, name, keys or "", format_bytes(size) if readable else size] for by, name, keys, size in rows]
     print_in(format_, out, ("by", "name", "artifacts", "size" if readable else "bytes"), shown)
     if readable:
-        echo(f"{_size(sum(use.num_bytes for use in uses))} in {home}")
+        echo(f"{format_bytes(sum(use.num_bytes for use in uses))} in {home}")
 
 
 def gc(
@@ -53,8 +54,10 @@ def gc(
         items = collect.collect(home, store, items)
     rows = collect.totals((item.kind, item.key, item.num_bytes) for item in items)
     if rows:
-        print_in(Format.table, out, ("kind", "number", "size"), [[kind, n, _size(size)] for kind, n, size in rows])
-    total = _size(sum(item.num_bytes for item in items))
+        print_in(
+            Format.table, out, ("kind", "number", "size"), [[kind, n, format_bytes(size)] for kind, n, size in rows]
+        )
+    total = format_bytes(sum(item.num_bytes for item in items))
     echo(f"{total} would be freed; nothing was deleted" if dry_run else f"{total} freed")
 
 
@@ -64,7 +67,7 @@ def backup(
     """Copy this home into one file, also while runs go on: store, history, journals, MLflow and Prefect databases."""
     home = default_home()
     made = backups.back_up(home, file)
-    echo(f"{file}: {made.artifacts} artifacts and {made.runs} runs of {home}, {_size(file.stat().st_size)}")
+    echo(f"{file}: {made.artifacts} artifacts and {made.runs} runs of {home}, {format_bytes(file.stat().st_size)}")
     if not uses_home_database(home):
         echo_error("MLflow stands on another server, $MLFLOW_TRACKING_URI: back up its database there")
     for name in ("DRAFTSMITH_PREFECT_DATABASE", "DRAFTSMITH_MLFLOW_DATABASE"):
@@ -90,11 +93,3 @@ def restore(
         echo_error(f"{damage.kind}: {damage.name[:40]} {damage.fault}")
     echo(f"{home}: {made.artifacts} artifacts and {made.runs} runs, {'as they were' if not damages else 'damaged'}")
     raise typer.Exit(bool(damages))
-
-
-def _size(num_bytes: int) -> str:
-    """Bytes as people read them."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes} bytes"

@@ -161,4 +161,4 @@ def _show_links() -> None:
     for what, address in control.links(services, home):
         echo(f"  {what:<16} {address}")
     if services.auth_string:
-        echo(f"  {'password':<16} both pages ask for it once: cat {auth_file(home)}")
+        echo(f"  {'password':<16} the pages ask for it once: cat {auth_file(home)}")

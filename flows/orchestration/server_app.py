@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import os
+
 from prefect.server.api.server import create_app as prefect_app
 from starlette.types import ASGIApp
 
+from flows.dashboard.served import WithDashboard
 from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, allowed_hosts
+from storage.artifacts.store import default_home
 
 
 def create_app() -> ASGIApp:
-    """Prefect's API, UI and background services, for hosts and origins we know."""
-    return KnownPlacesOnly(prefect_app(final=True), allowed_hosts())
+    """Prefect's API, UI and background services, and the dashboard, for hosts and origins we know."""
+    password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+    return KnownPlacesOnly(WithDashboard(prefect_app(final=True), default_home(), password), allowed_hosts())
 
 
 def create_temporary_app() -> ASGIApp:

@@ -146,6 +146,7 @@ def deploy(settings: Settings, services: Services) -> int:
 def links(services: Services, home: Path) -> list[tuple[str, str]]:
     """(label, URL) of the pages that people want."""
     pages = [
+        ("dashboard", f"{services.prefect_ui_url}/dashboard/"),
         ("pipelines, runs", f"{services.prefect_ui_url}/v2/deployments"),
         ("models, numbers", f"{services.mlflow_url}/#/experiments/{_latest_experiment(services)}/runs"),
     ]

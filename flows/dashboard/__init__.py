@@ -1,0 +1,1 @@
+"""The dashboard of a home: one page that says what runs have brought."""
