@@ -35,6 +35,7 @@ from storage.home import settle
 from storage.redaction import without_secrets
 
 COMMANDS = {
+    "demo": ("run", "first-pipeline"),
     "init": ("init", "first-pipeline"),
     "check": ("check", "first-pipeline"),
     "explain": ("explain", "first-pipeline"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -143,9 +143,13 @@ class Spec:
         return self.file.name
 
 
+SHIPPED: Final = Path(__file__).resolve().parents[1] / "pipelines.yaml"
+"""The project's pipelines.yaml: in a clone a link to the one at its root, in a wheel the file itself."""
+
+
 def pipelines_file() -> Path:
-    """The file that Prefect's processes read: $DRAFTSMITH_PIPELINES, else pipelines.yaml of the project."""
-    return Path(os.environ.get("DRAFTSMITH_PIPELINES") or Path(__file__).resolve().parents[2] / "pipelines.yaml")
+    """The file that Prefect's processes read: $DRAFTSMITH_PIPELINES, else the project's."""
+    return Path(os.environ.get("DRAFTSMITH_PIPELINES") or SHIPPED)
 
 
 def load_spec(file: Path) -> Spec:
