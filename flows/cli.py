@@ -55,6 +55,8 @@ COMMANDS = {
     "promote": ("registry", "operate"),
     "rollback": ("registry", "operate"),
     "resync": ("registry", "operate"),
+    "delete": ("removal", "operate"),
+    "rename": ("removal", "operate"),
     "du": ("homes", "operate"),
     "gc": ("homes", "operate"),
     "backup": ("homes", "operate"),

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from components.contract import UserError
-from flows.commands.terminal import Format, echo, echo_error, out, print_in
+from flows.commands.terminal import DEFAULT_FILE, File, Format, echo, echo_error, out, print_in
+from flows.spec.schema import RetentionSpec, load_spec
 from storage import backup as backups
 from storage import collect
 from storage.artifacts.store import Store, default_home, require_writable
+from storage.collect import readable_size
 from storage.home import settle
 from storage.registry.tracking import uses_home_database
 from storage.repair import find_damage
@@ -29,32 +31,51 @@ def du(format_: Output = Format.table) -> None:
     rows = [("kind", *row) for row in collect.totals(of_kinds)]
     rows += [("pipeline", *row) for row in collect.totals(of_pipelines)]
     readable = format_ is Format.table
-    shown = [[by, name, keys or "", _size(size) if readable else size] for by, name, keys, size in rows]
+    shown = [[by, name, keys or "", readable_size(size) if readable else size] for by, name, keys, size in rows]
     print_in(format_, out, ("by", "name", "artifacts", "size" if readable else "bytes"), shown)
     if readable:
-        echo(f"{_size(sum(use.num_bytes for use in uses))} in {home}")
+        echo(f"{readable_size(sum(use.num_bytes for use in uses))} in {home}")
 
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, delete nothing.")] = False,
-    runs: Annotated[int, typer.Option(min=0, help="Newest runs of each pipeline of which all is kept.")] = 10,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Newest runs of each pipeline of which all is kept; else as `retention:` says, or 10."
+        ),
+    ] = None,
     versions: Annotated[
-        int, typer.Option(min=0, help="Newest versions of each model that are kept besides those with an alias.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Newest versions of each model that are kept besides those with an alias; else as said, or 5.",
+        ),
+    ] = None,
     features: Annotated[
         bool, typer.Option("--features", help="Also features of those runs whose drafters are trained and there.")
     ] = False,
+    file: File = DEFAULT_FILE,
 ) -> None:
     """Delete what no alias, no kept version and none of the newest runs needs; records and evidence stay."""
     home, store = default_home(), Store()
-    items = collect.find_items(home, store, runs=runs, versions=versions, features=features)
+    declared = (load_spec(file).retention if file.is_file() else None) or RetentionSpec()
+    items = collect.find_items(
+        home,
+        store,
+        runs=declared.keep_runs if runs is None else runs,
+        versions=declared.keep_versions if versions is None else versions,
+        features=features or declared.features,
+    )
     if not dry_run:
         require_writable(home)
         items = collect.collect(home, store, items)
     rows = collect.totals((item.kind, item.key, item.num_bytes) for item in items)
     if rows:
-        print_in(Format.table, out, ("kind", "number", "size"), [[kind, n, _size(size)] for kind, n, size in rows])
-    total = _size(sum(item.num_bytes for item in items))
+        print_in(
+            Format.table, out, ("kind", "number", "size"), [[kind, n, readable_size(size)] for kind, n, size in rows]
+        )
+    total = readable_size(sum(item.num_bytes for item in items))
     echo(f"{total} would be freed; nothing was deleted" if dry_run else f"{total} freed")
 
 
@@ -64,7 +85,7 @@ def backup(
     """Copy this home into one file, also while runs go on: store, history, journals, MLflow and Prefect databases."""
     home = default_home()
     made = backups.back_up(home, file)
-    echo(f"{file}: {made.artifacts} artifacts and {made.runs} runs of {home}, {_size(file.stat().st_size)}")
+    echo(f"{file}: {made.artifacts} artifacts and {made.runs} runs of {home}, {readable_size(file.stat().st_size)}")
     if not uses_home_database(home):
         echo_error("MLflow stands on another server, $MLFLOW_TRACKING_URI: back up its database there")
     for name in ("DRAFTSMITH_PREFECT_DATABASE", "DRAFTSMITH_MLFLOW_DATABASE"):
@@ -90,11 +111,3 @@ def restore(
         echo_error(f"{damage.kind}: {damage.name[:40]} {damage.fault}")
     echo(f"{home}: {made.artifacts} artifacts and {made.runs} runs, {'as they were' if not damages else 'damaged'}")
     raise typer.Exit(bool(damages))
-
-
-def _size(num_bytes: int) -> str:
-    """Bytes as people read them."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes} bytes"

@@ -86,7 +86,9 @@ def read_yaml(file: Path) -> tuple[JsonObject, Lines]:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        raise UserError(f"{file}: no such file; name another with --file, or have one written: draftsmith init") from error
+        raise UserError(
+            f"{file}: no such file; name another with --file, or have one written: draftsmith init"
+        ) from error
     except OSError as error:
         raise UserError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
     if len(content) > MAX_BYTES:

@@ -51,7 +51,7 @@ def test_only_commands_that_work_are_listed(draftsmith: Cli) -> None:
         ["demo", "init", "check", "explain", "plan", "rehearse", "run", "remeasure", "validate", "convert"],
         ["show", "query", "compact", "compare", "trend", "generate", "choose-depth"],
     )
-    keeping = ["promote", "rollback", "resync", "du", "gc", "backup", "restore"]
+    keeping = ["promote", "rollback", "resync", "delete", "rename", "du", "gc", "backup", "restore"]
     assert listed == [*making, *asking, *keeping, "up", "down", "status", "doctor", "deploy"]
 
 
