@@ -29,7 +29,7 @@ $(READY): install.py constraints.txt pyproject.toml
 setup: $(READY)
 
 demo: $(READY)
-	@$(BIN)/draftsmith run quickstart
+	@$(BIN)/draftsmith demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not gpu and not system and not engines and not soak" -rs

@@ -35,6 +35,7 @@ from storage.home import settle
 from storage.redaction import without_secrets
 
 COMMANDS = {
+    "demo": ("run", "first-pipeline"),
     "init": ("init", "first-pipeline"),
     "check": ("check", "first-pipeline"),
     "explain": ("explain", "first-pipeline"),
@@ -55,6 +56,8 @@ COMMANDS = {
     "rollback": ("registry", "operate"),
     "resync": ("registry", "operate"),
     "dashboard": ("dashboard", "operate"),
+    "delete": ("removal", "operate"),
+    "rename": ("removal", "operate"),
     "du": ("homes", "operate"),
     "gc": ("homes", "operate"),
     "backup": ("homes", "operate"),

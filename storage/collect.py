@@ -137,10 +137,12 @@ def _runs(home: Path, newest: int) -> tuple[list[list[journal.Entry]], list[list
     running, ended = list[list[journal.Entry]](), list[list[journal.Entry]]()
     for path in journal.journals(home):
         entries = journal.read(path)
-        if journal.first(entries, "run") is not None:
+        if journal.first(entries, "run") is not None and not journal.is_fate(entries):
             (running if _is_running(path, entries) else ended).append(entries)
     ended.sort(key=lambda entries: float(entries[0]["time"]))  # ids of the same second do not sort by age
-    by_pipeline = grouped(ended, lambda entries: str(entries[0]["pipeline"]))
+    fates = journal.former_pipelines(home)
+    by_pipeline = grouped(ended, lambda entries: fates.get(entries[0]["pipeline"], str(entries[0]["pipeline"])))
+    by_pipeline.pop("", None)  # of pipelines that were deleted
     return running, [entries for runs in by_pipeline.values() for entries in runs[-newest:] if newest]
 
 

@@ -31,6 +31,7 @@ from storage import journal
 MARK = "draftsmith.registry"
 """The mark of a registry: a tag of MLflow's experiment `releases`, and a fact of each move in the promotion log."""
 _FORMAT = 1
+"""Of all files of a home. It grows when an older version of Draftsmith could no longer work on a home of this one."""
 _MLFLOW_ADDRESSES = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -60,11 +61,28 @@ def read_identity(home: Path) -> Identity | None:
         return None
 
 
+def _require_known_format(home: Path) -> None:
+    try:
+        content = json.loads((home / "home.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # `doctor` names what is wrong with it
+        return
+    number = content.get("format") if isinstance(content, dict) else None
+    if isinstance(number, int) and number > _FORMAT:
+        raise UserError(
+            f"{home}: a newer Draftsmith has worked on this home (its format is {number}, the newest known here is "
+            f"{_FORMAT}): go on with that one, or restore a backup from before into another folder"
+        )
+
+
 def settle(home: Path) -> str:
     """Remember a home's place; where it was copied or moved since, lead all addresses in it here.
 
     Returns one line for people, "" when nothing has happened. A folder that is no home yet is left as it is.
+
+    Raises:
+        UserError: a newer version has written into it, in a form that this one may not understand.
     """
+    _require_known_format(home)
     identity, here = read_identity(home), str(home.absolute())
     if identity is not None and _is_here(identity, home):
         return ""

@@ -110,6 +110,35 @@ def is_trial(entries: list[Entry]) -> bool:
     return bool((first(entries, "run") or {}).get("trial", False))
 
 
+def note_fate(home: Path, pipeline: str, reason: str, *, to: str = "") -> list[Entry]:
+    """Note that a pipeline was deleted, or renamed `to` another name, as a last run of its own; returns its journal."""
+    with contextlib.closing(
+        Journal.start(home, pipeline, {"to": to} if to else {}, "rename" if to else "delete")
+    ) as log:
+        log.add("end", status="completed", reason=reason)
+    return log.entries
+
+
+def is_fate(entries: list[Entry]) -> bool:
+    """Whether this is no run but the note that its pipeline was deleted or renamed."""
+    return (first(entries, "run") or {}).get("how") in ("delete", "rename")
+
+
+def former_pipelines(home: Path) -> dict[str, str]:
+    """The pipelines that were deleted, and not run since, as NAME -> "", and those renamed as NAME -> present name."""
+    fates: dict[str, str] = {}
+    for start in sorted((first(read(path), "run") or {} for path in journals(home)), key=lambda e: e.get("time", 0.0)):
+        if start.get("how") in ("delete", "rename"):
+            fates[start["pipeline"]] = str(start["params"].get("to", ""))
+            fates.pop(fates[start["pipeline"]], None)
+        elif start:
+            fates.pop(start["pipeline"], None)
+    for name in fates:
+        while fates[name] in fates:  # renamed again; it ends, since a name that is taken again is no former one
+            fates[name] = fates[fates[name]]
+    return fates
+
+
 def all_runs(home: Path) -> Iterator[list[Entry]]:
     """The journals of all ended runs, oldest first; those of killed runs are given their end."""
     for path in journals(home):

@@ -10,7 +10,8 @@ import typer
 
 from components.contract import UserError
 from components.tables import format_bytes
-from flows.commands.terminal import Format, echo, echo_error, out, print_in
+from flows.commands.terminal import DEFAULT_FILE, File, Format, echo, echo_error, out, print_in
+from flows.spec.schema import RetentionSpec, load_spec
 from storage import backup as backups
 from storage import collect
 from storage.artifacts.store import Store, default_home, require_writable
@@ -38,17 +39,34 @@ def du(format_: Output = Format.table) -> None:
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, delete nothing.")] = False,
-    runs: Annotated[int, typer.Option(min=0, help="Newest runs of each pipeline of which all is kept.")] = 10,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Newest runs of each pipeline of which all is kept; else as `retention:` says, or 10."
+        ),
+    ] = None,
     versions: Annotated[
-        int, typer.Option(min=0, help="Newest versions of each model that are kept besides those with an alias.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Newest versions of each model that are kept besides those with an alias; else as said, or 5.",
+        ),
+    ] = None,
     features: Annotated[
         bool, typer.Option("--features", help="Also features of those runs whose drafters are trained and there.")
     ] = False,
+    file: File = DEFAULT_FILE,
 ) -> None:
     """Delete what no alias, no kept version and none of the newest runs needs; records and evidence stay."""
     home, store = default_home(), Store()
-    items = collect.find_items(home, store, runs=runs, versions=versions, features=features)
+    declared = (load_spec(file).retention if file.is_file() else None) or RetentionSpec()
+    items = collect.find_items(
+        home,
+        store,
+        runs=declared.keep_runs if runs is None else runs,
+        versions=declared.keep_versions if versions is None else versions,
+        features=features or declared.features,
+    )
     if not dry_run:
         require_writable(home)
         items = collect.collect(home, store, items)

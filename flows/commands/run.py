@@ -25,7 +25,17 @@ from flows.commands.terminal import (
 from flows.execution.local_run import execute, plan_to_run
 from flows.orchestration.prefect_server import prefect_server
 from flows.planning.plan import RunOptions
+from flows.spec.schema import SHIPPED
 from storage.artifacts.store import require_writable
+
+
+def demo(
+    param: Params = [],  # noqa: B006
+    direct: Annotated[bool, typer.Option("--direct", help="The engine alone, without Prefect.")] = False,
+) -> None:
+    """Run `quickstart` of the pipelines that come with Draftsmith; a model and all else it needs come too."""
+    echo(f"its steps stand in {SHIPPED}; a file for your own model is written by: draftsmith init DIR")
+    run("quickstart", param, direct, file=SHIPPED)
 
 
 def run(

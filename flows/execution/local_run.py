@@ -6,6 +6,7 @@ the journal, the history and MLflow, and Prefect shows the same line.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,11 +17,14 @@ from typing import Any
 from components.contract import Artifact, DepthPolicy, NothingNew, Release, UserError
 from components.outside_json import JsonObject
 from components.speedup.comparison.promotion_rule import judge
+from components.tables import format_bytes
+from components.text import message_of
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
 from storage.artifacts.store import Store, require_writable
+from storage.collect import collect, find_items
 from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
 
 
@@ -122,6 +126,8 @@ def execute(
             for step in running_steps.values():
                 record_failure(step, reason, None, run)
             end_run(run, "failed", reason)
+            for line in itertools.chain(*_tidy(plan, store)):  # a disk that is full is why many a night fails
+                error.add_note(line)
             raise
         except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
@@ -135,16 +141,31 @@ def execute(
             decided = [version.note for version in run.registered if version.note]
             decided += [f"the measurement was disturbed: {noise}"] if noise else []
             end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "; ".join(decided))
+    freed, not_freed = _tidy(plan, store)
     return RunOutcome(
         plan=plan,
         artifacts=artifacts,
         seconds=time.monotonic() - started,
         run_id=run.run_id,
-        problems=tuple(run.problems),
-        notes=tuple(run.notes),
+        problems=(*run.problems, *not_freed),
+        notes=(*run.notes, *freed),
         registered=tuple(run.registered),
         mlflow_run=run.mlflow_run(),
         nothing_new=nothing_new,
         noise=noise,
         decided=tuple(decided),
     )
+
+
+def _tidy(plan: Plan, store: Store) -> tuple[list[str], list[str]]:
+    """Let go what `retention:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
+    kept = plan.retention
+    if kept is None:
+        return [], []
+    try:
+        items = find_items(store.home, store, runs=kept.keep_runs, versions=kept.keep_versions, features=kept.features)
+        gone = collect(store.home, store, items)
+    except (UserError, OSError) as error:
+        return [], [f"retention: {message_of(error, 200)}; `draftsmith gc` does it later"]
+    size = format_bytes(sum(item.num_bytes for item in gone))
+    return ([f"retention: {size} freed, {len(gone)} artifacts and the like"] if gone else []), []

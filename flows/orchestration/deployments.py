@@ -114,6 +114,37 @@ def apply_changes(changes: list[Change]) -> int:
     return done
 
 
+def rename_deployment(
+    file: Path, home: Path, former: str, present: str, packages: tuple[str, ...] = PACKAGES
+) -> list[Change]:
+    """Deploy the file, in which a pipeline has another name now; what a person has paused of it stays paused.
+
+    Returns what was changed. Runs stay under the flow of the former name, as everything else that has happened.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            before = client.read_deployment_by_name(f"{former}/{former}")
+        except ObjectNotFound:
+            before = None
+        off = {one.name.removeprefix(f"{former}: ") for one in _automations(client) if not one.enabled}
+    changes = plan_changes(file, home, packages)
+    apply_changes(changes)
+    with get_client(sync_client=True) as client:
+        if before is not None:
+            now = client.read_deployment_by_name(f"{present}/{present}")
+            if before.paused:
+                client.pause_deployment(now.id)
+            asleep = {schedule.slug for schedule in before.schedules if not schedule.active}
+            for schedule in now.schedules:
+                if schedule.slug in asleep:
+                    client.update_deployment_schedule(now.id, schedule.id, active=False)
+        for one in _automations(client):
+            if one.name.startswith(f"{present}: ") and one.name.removeprefix(f"{present}: ") in off:
+                client.pause_automation(one.id)
+    apply_changes(plan_changes(file, home, packages))  # a schedule forgets its parameters when it is paused
+    return [change for change in changes if change.apply is not None]
+
+
 def deployment_id(client: SyncPrefectClient, name: str) -> Any:
     """The id of a pipeline's deployment, which `create` has made just before."""
     return client.read_deployment_by_name(f"{name}/{name}").id

@@ -28,7 +28,7 @@ from flows.spec.diagnostics import Problems, page_of_step
 from flows.spec.params import parse_params, resolve_params
 from flows.spec.placement import HERE, RunsOn
 from flows.spec.references import Values, flat
-from flows.spec.schema import PipelineSpec, Spec, load_spec, pipeline_of
+from flows.spec.schema import PipelineSpec, RetentionSpec, Spec, load_spec, pipeline_of
 from storage.artifacts.store import Store
 
 MAX_REASONS = 3
@@ -82,6 +82,7 @@ class Plan:
     sources: outside references used as inputs. skipped: (step, reason) that `if:` or --from/--to left out.
     declared: the pipeline as its file declares it, of which its form in Prefect is made.
     remote_code: models whose own Python code may run in its steps. trial: its releases stay out of the registry.
+    retention: what of the home is kept once the run has ended; None: everything.
     """
 
     pipeline: str
@@ -97,6 +98,7 @@ class Plan:
     declared: PipelineSpec | None = None
     remote_code: tuple[str, ...] = ()
     trial: bool = False
+    retention: RetentionSpec | None = None
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
@@ -253,6 +255,7 @@ def make_plan(
         declared=declared,
         remote_code=(*declared.trust_remote_code, *_models_with_code(wiring)),
         trial=options.trial,
+        retention=spec.retention if spec.retention is not None and pipeline in spec.retention.after else None,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -80,6 +80,25 @@ class RetrySpec(_Strict):
     every_minutes: float = Field(default=45.0, gt=0, le=1440)
 
 
+class RetentionSpec(_Strict):
+    """What `draftsmith gc` keeps of a home, and the pipelines (`after:`) after each run of which it runs by itself.
+
+    keep_runs: newest runs of each pipeline of which all is kept. keep_versions: newest versions of each model that are
+    kept besides those with an alias. features: features of those runs may go too, once drafters are trained on them.
+    """
+
+    keep_runs: int = Field(default=10, ge=1)
+    keep_versions: int = Field(default=5, ge=0)
+    features: bool = False
+    after: list[str] = []
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        """`after: nightly` is `after: [nightly]`."""
+        return [value] if isinstance(value, str) else value
+
+
 class StepSpec(_Strict):
     """One step: which function, fed by what, with which settings."""
 
@@ -127,15 +146,17 @@ class PipelineSpec(_Strict):
 
 class _File(_Strict):
     pipelines: dict[str, PipelineSpec] = Field(min_length=1)
+    retention: RetentionSpec | None = None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A checked pipelines.yaml. name: the file name in messages."""
+    """A checked pipelines.yaml. name: the file name in messages. retention: None where the file says nothing of it."""
 
     file: Path
     pipelines: dict[str, PipelineSpec]
     lines: Lines
+    retention: RetentionSpec | None = None
 
     @property
     def name(self) -> str:
@@ -143,9 +164,13 @@ class Spec:
         return self.file.name
 
 
+SHIPPED: Final = Path(__file__).resolve().parents[1] / "pipelines.yaml"
+"""The project's pipelines.yaml: in a clone a link to the one at its root, in a wheel the file itself."""
+
+
 def pipelines_file() -> Path:
-    """The file that Prefect's processes read: $DRAFTSMITH_PIPELINES, else pipelines.yaml of the project."""
-    return Path(os.environ.get("DRAFTSMITH_PIPELINES") or Path(__file__).resolve().parents[2] / "pipelines.yaml")
+    """The file that Prefect's processes read: $DRAFTSMITH_PIPELINES, else the project's."""
+    return Path(os.environ.get("DRAFTSMITH_PIPELINES") or SHIPPED)
 
 
 def load_spec(file: Path) -> Spec:
@@ -167,8 +192,12 @@ def load_spec(file: Path) -> Spec:
     for name, pipeline in parsed.pipelines.items():
         _check_pipeline(name, pipeline, lines, problems)
         _check_starts(name, parsed.pipelines, lines, problems)
+    for index, name in enumerate(parsed.retention.after if parsed.retention is not None else ()):
+        if name not in parsed.pipelines:
+            line = lines.at("retention", "after", index)
+            problems.add(line, f"retention: no pipeline '{name}'{did_you_mean(name, parsed.pipelines)}")
     problems.stop()
-    return Spec(file=file, pipelines=parsed.pipelines, lines=lines)
+    return Spec(file=file, pipelines=parsed.pipelines, lines=lines, retention=parsed.retention)
 
 
 def pipeline_of(spec: Spec, name: str) -> PipelineSpec:
@@ -255,6 +284,8 @@ def _check_name(name: str, pattern: str, what: str, line: int, problems: Problem
 
 def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
     """Which model the mapping at this place must fit: pipelines/NAME/steps/NAME is a StepSpec."""
+    if place[:1] == ("retention",):
+        return RetentionSpec
     if len(place) >= 4:
         inner: dict[str, type[BaseModel]] = {
             "params": ParamSpec,
@@ -315,6 +346,8 @@ _EXPECTED = {
 def _location_prefix(place: tuple[str | int, ...]) -> str:
     """A prefix that names the step, parameter or pipeline around the last key: "step 'draft': "."""
     kinds = {"steps": "step", "params": "parameter", "schedules": "schedule", "triggers": "trigger"}
+    if place[0] == "retention":
+        return "retention: "
     if len(place) >= 5 and place[2] in kinds:
         what = place[3] if isinstance(place[3], str) else f"number {place[3] + 1}"
         return f"{kinds[str(place[2])]} {show(what) if isinstance(place[3], str) else what}: "

@@ -85,6 +85,10 @@ def read_yaml(file: Path) -> tuple[JsonObject, Lines]:
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file}: no such file; name another with --file, or have one written: draftsmith init"
+        ) from error
     except OSError as error:
         raise UserError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
     if len(content) > MAX_BYTES:

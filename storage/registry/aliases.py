@@ -28,6 +28,7 @@ from storage.home import MARK
 from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, mlflow_error
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
+DELETE = "delete"  # the action of what storage/registry/removal.py logs
 
 
 def mark_of(home: Path, client: MlflowClient) -> str:
@@ -132,9 +133,14 @@ def aliases_after(rows: Iterable[PromotionRow]) -> dict[str, int]:
     return aliases
 
 
+def last_deletion(name: str, log: Iterable[PromotionRow]) -> PromotionRow | None:
+    """The entry of the last deletion of a model as a whole."""
+    return next((row for row in reversed([*log]) if (row.name, row.alias, row.action) == (name, "", DELETE)), None)
+
+
 def moves_previous(row: PromotionRow) -> bool:
-    """Whether a move sets `previous` to where `champion` was; one made in MLflow, or by a restore, does not."""
-    is_ours = row.action not in ("external", "restore")
+    """Whether a move sets `previous` to where `champion` was; others than our own moves do not."""
+    is_ours = row.action not in ("external", "restore", DELETE)
     return row.alias == "champion" and is_ours and row.from_version not in (None, row.to_version)
 
 

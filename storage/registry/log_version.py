@@ -7,20 +7,26 @@ stdout. The caller is `log_version` in storage/registry/versions.py.
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import mlflow
 import mlflow.pyfunc
 from mlflow.exceptions import MlflowException
 
-from storage.registry.tracking import RELEASES, ensure_experiment, open_client
+from storage.registry.tracking import RELEASES, ensure_experiment, open_client, uses_home_database
 from storage.registry.versions import ROOT, VersionRequest
 
+_LARGE = 1 << 16  # bytes of a file that is worth a look at others
 _ABOUT = (
     "Drafters of one target, of whatever method. "
     "Aliases: champion serves, previous is where `draftsmith rollback` goes."
@@ -52,6 +58,9 @@ def log_version(request: VersionRequest) -> int:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+    place = urlsplit(client.get_logged_model(model.model_id).artifact_location)
+    if uses_home_database(home):
+        share_files(Path(url2pathname(place.path)), [Path(request["release"]), home / "mlflow" / "artifacts"])
     version = client.create_model_version(
         name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
     )
@@ -80,6 +89,27 @@ def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
     place = scratch / "components"
     shutil.copytree(ROOT / "components", place, ignore=ignored)
     return place
+
+
+def share_files(folder: Path, places: Sequence[Path]) -> None:
+    """Let large files of a folder that are below one of these places too, byte for byte, have one copy on the disk.
+
+    They become second names of what is there: a version costs the disk little beside its release and its target.
+    """
+    same_size: dict[int, list[Path]] = {}
+    for file in (file for place in places for file in place.rglob("*") if not file.is_relative_to(folder)):
+        if file.is_file() and not file.is_symlink():
+            same_size.setdefault(file.stat().st_size, []).append(file)
+    for file in (file for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size >= _LARGE):
+        for other in same_size.get(file.stat().st_size, ()):
+            if filecmp.cmp(file, other, shallow=False):
+                beside = file.with_name(f".{file.name}.second")
+                try:
+                    os.link(other, beside)
+                except OSError:  # a file system without second names, or another one
+                    return
+                os.replace(beside, file)
+                break
 
 
 if __name__ == "__main__":

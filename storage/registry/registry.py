@@ -23,13 +23,14 @@ from components.contract import UserError
 from components.promotion import Judge
 from storage import journal
 from storage.artifacts.remote import shared_store
+from storage.artifacts.sessions import read_record
 from storage.artifacts.sync import catch_up_promotions
 from storage.history.records import PromotionRow, as_time, new_promotion
 from storage.home import MARK
 from storage.registry import aliases as alias_moves
 from storage.registry import evidence
 from storage.registry import versions as model_versions
-from storage.registry.aliases import aliases_of, mark_of, moves_in_registry
+from storage.registry.aliases import aliases_of, last_deletion, mark_of, moves_in_registry
 from storage.registry.evidence import release_of, sealed_tags
 from storage.registry.promotion_gate import Decision, decide
 from storage.registry.tracking import (
@@ -95,7 +96,7 @@ def register(
     facts = facts_of(home, release)
     may_promote = may_promote and facts.may_promote
     with _registry(home) as client:
-        invalid = evidence.log_invalid_measurement(home, client, facts, _user_name())
+        invalid = evidence.log_invalid_measurement(home, client, facts, user_name())
         if invalid is not None:
             name, number = invalid
             aliases = tuple(alias for alias, at in aliases_of(client, name).items() if at == number)
@@ -105,10 +106,9 @@ def register(
         version = next((candidate for candidate in reversed(numbers) if _is_release(client, candidate, facts)), None)
         is_new = version is None
         if version is None:
-            if (gone := _deleted_version(home, client, facts)) is not None:
-                note = (
-                    f"{facts.name} version {gone} was deleted in MLflow and stays so; made anew, its release is another"
-                )
+            if (gone := _deleted_version(home, client, facts, release)) is not None:
+                what = f"{facts.name} version {gone} was deleted in MLflow" if gone else f"{facts.name} was deleted"
+                note = f"{what} and stays so; made anew, its release is another"
                 return RegisteredVersion(facts.name, gone, False, (), note)
             version = model_versions.log_version(home, release, facts, source_run, code or model_versions.MODEL_CODE)
         elif (folder := model_versions.missing_files(client, home, facts.name, version)) is not None:
@@ -123,7 +123,7 @@ def register(
             decision = None if PUBLISHED in tags else _publish(home, client, facts, version, judge, may_promote)
         for name, older_version in evidence.older_versions(client, facts):
             now = f"what it serves now is {facts.name} version {version}"
-            evidence.log_evidence(home, client, facts, name, older_version, _user_name(), now)
+            evidence.log_evidence(home, client, facts, name, older_version, user_name(), now)
             if _ANSWERS[1] in tags_of(client, name, older_version):
                 _decide(home, client, name, older_version, judge)  # so that its page shows the decision of now
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == version)
@@ -343,14 +343,23 @@ def _catch_up(home: Path, client: MlflowClient) -> list[PromotionRow]:
     return alias_moves.log_external_moves(home, client)
 
 
-def _deleted_version(home: Path, client: MlflowClient, facts: ReleaseFacts) -> int | None:
-    """The version that this session of a release was, where somebody has deleted it in MLflow and left its model."""
+def _deleted_version(home: Path, client: MlflowClient, facts: ReleaseFacts, release: Path) -> int | None:
+    """The version that this session of a release was, where somebody has deleted it in MLflow and left its model.
+
+    0 where the whole model was deleted (storage/registry/removal.py) after the release was made.
+    """
     models = client.search_registered_models(f"name = '{facts.name}'")
+    mark, log = mark_of(home, client), journal.promotions(home)
+    shared = shared_store() is not None  # else a deletion in a registry that was lost since counts too
+    if (deletion := last_deletion(facts.name, moves_in_registry(mark, log) if shared else log)) is not None:
+        content = read_record(release)
+        if content is not None and as_time(content["finished_at"]) < deletion.promoted_at:
+            return 0
     if not models:
         return None
     born = as_time(models[0].creation_timestamp / 1000)  # moves from before are of a model that was lost as a whole
-    present, mark = alias_moves.version_numbers(client, facts.name), mark_of(home, client)
-    for row in reversed(journal.promotions(home)):
+    present = alias_moves.version_numbers(client, facts.name)
+    for row in reversed(log):
         is_of_model = row.name == facts.name and row.to_version is not None and row.promoted_at >= born
         numbers = json.loads(row.numbers) if is_of_model else {}
         logged = [numbers.get(name) for name in (MARK, KEY_TAG, SESSION_TAG)]
@@ -369,7 +378,7 @@ def _renew_evidence(
     home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
 ) -> Decision | None:
     """Give a version its newest evidence and decide by it. It can be repeated: the session is noted last of all."""
-    row = evidence.log_evidence(home, client, facts, facts.name, version, _user_name())
+    row = evidence.log_evidence(home, client, facts, facts.name, version, user_name())
     evidence.renew_tags(client, facts, version)
     decision = _publish(home, client, facts, version, judge, may_promote, since=row.promoted_at)
     evidence.settle_session(client, facts, version)
@@ -477,11 +486,12 @@ def _move(
         numbers["gate.comparison"] = decision.as_json()
     before = before if before is not None else aliases_of(client, name).get(alias)
     alias_moves.move_alias(
-        home, client, new_promotion(name, alias, action, before, version, _user_name(), reason, numbers)
+        home, client, new_promotion(name, alias, action, before, version, user_name(), reason, numbers)
     )
 
 
-def _user_name() -> str:
+def user_name() -> str:
+    """Who the log names for a move."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without a user entry

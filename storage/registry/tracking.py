@@ -350,11 +350,16 @@ class Tracker:
 
 
 def resync(home: Path) -> int:
-    """Log every ended run that MLflow lacks wholly or partly; returns the number of journals."""
-    count = 0
+    """Log every ended run that MLflow lacks wholly or partly; returns the number of journals.
+
+    Runs of a pipeline that was deleted stay out of it, those of one that was renamed are under its present name.
+    """
+    count, fates = 0, journal.former_pipelines(home)
     for entries in journal.all_runs(home):
-        with translated_errors(home):
-            Tracker(home).sync(entries)
+        name = fates.get(entries[0]["pipeline"], entries[0]["pipeline"])
+        if name and not journal.is_fate(entries):
+            with translated_errors(home):
+                Tracker(home).sync([{**entries[0], "pipeline": name}, *entries[1:]])
         count += 1
     return count
 

@@ -1,6 +1,7 @@
 """Deploys a file again and again while people and the file change things: deploy_round_trip.py FILE HOME."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def main(file: Path, home: Path) -> dict[str, Any]:
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import PrefectHTTPStatusError
 
-    from flows.orchestration.deployments import apply_changes, plan_changes
+    from flows.orchestration.deployments import apply_changes, plan_changes, rename_deployment
 
     said: dict[str, Any] = {}
 
@@ -109,6 +110,16 @@ def main(file: Path, home: Path) -> dict[str, Any]:
         except UserError as error:
             said["no gpus"] = str(error)
         said["triggers"] = sorted(a.name for a in client.read_automations())
+        client.pause_automation(next(a.id for a in client.read_automations() if a.name == "follower: after toys"))
+        for former, present in (("follower", "fan"), ("toys", "games")):
+            said["switched off"] = [a.name for a in client.read_automations() if not a.enabled]
+            file.write_text(re.sub(rf"\b{former}\b(?!\.)", present, file.read_text()))
+            said[f"renaming {former}"] = list(
+                map(str, rename_deployment(file, home, former, present, packages=("toybox",)))
+            )
+        games = client.read_deployment_by_name("games/games")
+        said["games"] = [games.paused, [[s.slug, s.active, s.parameters] for s in games.schedules]]
+        deploy("renamed")
     return said
 
 

@@ -13,6 +13,7 @@ import pytest
 from paired_runs import NAME, light_versions, release
 
 from components.speedup.comparison.promotion_rule import judge
+from flows import cli
 from storage import journal
 from storage.artifacts.store import Store
 from storage.home import read_identity, settle
@@ -112,3 +113,18 @@ def test_a_version_deleted_in_mlflow_does_not_come_back(home: Path, make: Any, m
     assert not again.is_new and "version 2 was deleted in MLflow and stays so" in again.note
     remade = add(home, make, "k2", draft="d2")  # somebody wanted it: measured in a new session
     assert remade.is_new and remade.version == 3
+
+
+def test_a_home_of_a_newer_version_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    later = tmp_path / "later"
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(later))
+    (later / "runs").mkdir(parents=True)
+    (later / "home.json").write_text('{"format": 2, "who": "a later one"}')
+    before = (later / "home.json").read_bytes()
+    for command in (["doctor"], ["plan", "quickstart"], ["query", "SELECT 1"]):
+        assert cli.main(command) == 2
+        assert "a newer Draftsmith has worked on this home (its format is 2" in capfd.readouterr().err
+    assert [path.name for path in later.iterdir() if path.name != "runs"] == ["home.json"]
+    assert (later / "home.json").read_bytes() == before

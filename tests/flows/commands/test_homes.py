@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from toy_garden import Cli, grow
 from flows.execution.engine import Engine
 from flows.planning.plan import Plan
 from storage.artifacts.store import Store
+from storage.journal import Journal
 
 
 def kinds(store: Store) -> list[str]:
@@ -63,6 +66,39 @@ def test_what_gc_has_collected_is_made_again_only_where_something_that_runs_need
     assert store.verify_local(before.step("draft[moss]").key).artifact is not None
     assert to_run(plan_of()) == [], "the fern is still not needed"
     assert to_run(plan_of(to_step="draft")) == ["draft[fern]"], "now somebody asks for it"
+
+
+def test_what_retention_does_not_keep_goes_by_itself_after_the_runs_that_it_names(
+    file: Path, home: Path, draftsmith: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Engine.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "preload", ())
+    file.write_text(f"{file.read_text()}retention: {{keep_runs: 1, after: garden}}\n")
+
+    def run(**params: object) -> tuple[int, str, str]:
+        given = [word for name, value in params.items() for word in ("-p", f"{name}={value}")]
+        return draftsmith("run", "garden", "--direct", "-f", str(file), *given)
+
+    def drafts() -> list[int]:
+        records = [store.record_of(key) for key in store.keys()]  # noqa: SIM118
+        return sorted(record["info"]["num_steps"] for record in records if record["kind"] == "Draft")
+
+    assert "retention: " not in run(steps=6)[1], "nothing was older"
+    fern = next(key for key in store.keys() if store.record_of(key)["info"].get("method") == "fern")  # noqa: SIM118
+    with closing(Journal.start(home, "other", {}, "direct", keys=[fern])):
+        code, out, err = run(steps=7)
+        assert (code, err) == (0, "") and "retention: " in out and " freed, 2 artifacts" in out
+        assert drafts() == [6, 7, 7], "a run that goes on may need the fern"
+        assert len([key for key in store.keys() if store.record_of(key)["kind"] == "Measurements"]) == 8  # noqa: SIM118
+    for path in (home / "runs").iterdir():
+        os.utime(path, (0, 0))
+    file.write_text(file.read_text().replace("toys.judge_all", "toys.fail"))
+    file.write_text(file.read_text().replace("in: {judged: judged}", "with: {how: user}"))
+    assert run(steps=8)[0] != 0 and 7 not in drafts(), "a run that failed, for want of room or not, lets go too"
+    assert draftsmith("gc", "-f", str(file))[1] == "0 bytes freed\n"
+    assert "Draft" in draftsmith("gc", "-f", str(file), "--runs", "0", "--dry-run")[1]
+    file.write_text(file.read_text().replace("after: garden", "after: gardne"))
+    assert "retention: no pipeline 'gardne' (did you mean 'garden'?)" in draftsmith("check", "-f", str(file))[2]
 
 
 def test_a_backup_is_restored_elsewhere_whole_or_not_at_all(

@@ -65,6 +65,13 @@ def test_changes_are_updates_and_what_is_gone_is_pruned(said: dict[str, Any]) ->
     assert said["triggers"] == ["follower: after toys", "follower: registry builtin@champion"]
 
 
+def test_a_renamed_pipeline_keeps_what_a_person_has_paused(said: dict[str, Any]) -> None:
+    assert said["switched off"] == ["fan: after toys"], "of the follower, once it was named fan"
+    assert said["games"] == [True, [["nightly", False, {"num_rows": 20}]]]
+    assert [line for line in said["renamed"] if not line.startswith("keep")] == []
+    assert any(line.startswith("prune   pipeline  toys") for line in said["renaming toys"])
+
+
 def test_another_file_on_the_same_server_prunes_nothing_of_this_one(said: dict[str, Any]) -> None:
     of_these_files = {"alone", "follower", "leaver", "toys"}  # other tests deploy to the same server
     assert of_these_files.intersection(said["there"]) == {"alone", "follower", "toys"}

@@ -93,6 +93,10 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "retry": ("pipelines:\n  p:\n    retry: {when: busy, until: dawn, timezone: Mars}\n    steps:\n" + STEP, [
         "3: pipeline 'p': 'until' must be a time of day such as \"06:00\", not 'dawn'",
         "3: pipeline 'p': 'when' must be one of noisy, not 'busy'"]),
+    "retention": ("retention: {keep_runs: 0, after: [q], every: day}\npipelines:\n  p:\n    steps:\n" + STEP, [
+        "1: retention: 'keep_runs' must be at least 1, not 0",
+        "1: retention: unknown key 'every'",
+    ]),
     "retry in a zone": ("pipelines:\n  p:\n    retry: {until: '06:00', timezone: Mars}\n    steps:\n" + STEP, [
         "3: pipeline 'p': unknown timezone 'Mars'"]),
     "triggers": ("pipelines:\n  p:\n    triggers:\n      - {after: q}\n      - {after: p}\n      - {file: a, registry: m}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.publish.release.mlflow_model import SETTINGS
-from storage.registry.log_version import SERVING, copy_of_components
+from storage.registry.log_version import SERVING, copy_of_components, share_files
 
 
 def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
@@ -19,3 +19,18 @@ def test_the_code_goes_without_weights_and_caches_but_for_the_built_in_target(tm
         names = [path for path in place.rglob("*") if path.is_file()]
         assert (place / "contract.py").is_file() and not any("__pycache__" in path.parts for path in names)
         assert any(path.suffix == ".safetensors" for path in names) is with_builtin
+
+
+def test_a_version_and_its_release_share_large_files_and_each_outlives_the_other(tmp_path: Path) -> None:
+    version, release, other = (tmp_path / name for name in ("version", "release", "other"))
+    for place, content in ((version, "a"), (release, "a"), (other, "b")):
+        (place / "inner").mkdir(parents=True)
+        (place / "inner" / "weights").write_text(content * 70_000)
+        (place / "small").write_text("x")
+    share_files(version, [release, other, tmp_path])
+    assert (version / "inner" / "weights").samefile(release / "inner" / "weights")
+    assert not (version / "small").samefile(release / "small")
+    assert (other / "inner" / "weights").read_text() == "b" * 70_000
+    (release / "inner" / "weights").unlink()
+    assert (version / "inner" / "weights").read_text() == "a" * 70_000
+    assert sorted(path.name for path in (version / "inner").iterdir()) == ["weights"]
