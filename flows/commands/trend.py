@@ -28,7 +28,7 @@ from storage.history.query import open_history
 # Where a bare column name is looked for, in this order.
 VIEWS = (
     "v_choice", "v_depth", "v_comparison", "v_acceptance", "v_speedup", "v_speed", "v_position", "v_map", "v_cost",
-    "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
+    "v_parity", "drift", "v_flags", "v_draft", "v_step", "v_run",
 )  # fmt: skip
 TELLS_APART = (
     "model", "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget",
@@ -52,8 +52,8 @@ _SAME_SESSION = {
 }
 # View -> the key of its rows' target, for views without the name of their model.
 _TARGET_KEY = {
-    "artifacts": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
-    "steps": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
+    "v_artifact": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
+    "v_step": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
 }
 _TARGETS_OF_RUNS = "SELECT run_id, min(artifact_key) AS target_key FROM step WHERE kind = 'Target' GROUP BY run_id"
 _DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
