@@ -24,7 +24,7 @@ from flows.planning.step_signature import resolve
 from flows.spec.references import NAMED_VERSION
 from storage.artifacts.store import DamagedRecord, Store, default_home
 from storage.history.export import export_history
-from storage.history.query import query, run_named_query
+from storage.history.query import RunQuery, ask_named_query, open_history
 
 Row = dict[str, Any]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -42,10 +42,11 @@ def diff(
 ) -> None:
     """What changed from run A to run B: settings, code, data, machine, libraries; then numbers and seconds by step."""
     store = Store()
-    before, after = find_runs(store.home, a, b)
-    asked = {"run": after["run_id"], "before": before["run_id"]}
-    changes = with_code(store, asked, ask(store.home, "changes", asked))
-    outcomes, times = ask(store.home, "outcomes", asked), ask(store.home, "times", asked)
+    with open_history(store.home) as run:
+        before, after = find_runs(run, a, b)
+        asked = {"run": after["run_id"], "before": before["run_id"]}
+        changes = with_code(store, run, asked, ask(run, "changes", asked))
+        outcomes, times = ask(run, "outcomes", asked), ask(run, "times", asked)
     if as_json:
         print_json_object({"before": before, "after": after, "changes": changes, "outcomes": outcomes, "times": times})
         return
@@ -71,33 +72,36 @@ def diff(
         echo(f"\nwhich is faster on the same prompts: draftsmith compare {before['run_id']} {after['run_id']}")
 
 
-def ask(home: Path, name: str, values: Mapping[str, str]) -> list[Row]:
+def ask(run: RunQuery, name: str, values: Mapping[str, str]) -> list[Row]:
     """The answer of a named query, a dictionary for each row."""
-    columns, rows = run_named_query(home, name, values)
+    columns, rows = ask_named_query(run, name, values)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def find_runs(home: Path, a: str, b: str) -> tuple[Row, Row]:
+def find_runs(run: RunQuery, a: str, b: str) -> tuple[Row, Row]:
     """The earlier and the later run that two names mean.
 
     Raises:
-        UserError: a name means no run or several, or there is none before it.
+        UserError: a name means no run or several, both mean the same, or there is none before it.
     """
     if a and b:
-        return find_run(home, a), find_run(home, b)
-    newest = query("SELECT newest_run()", home)[1][0][0]
+        before, after = find_run(run, a), find_run(run, b)
+        if before["run_id"] == after["run_id"]:
+            raise UserError(f"diff: {a} and {b} are the same run, {after['run_id']}; name two")
+        return before, after
+    newest = run("SELECT newest_run()", {})[1][0][0]
     if not a and newest is None:
         raise UserError("diff: no run has ended yet; `draftsmith run NAME` makes one")
-    after = find_run(home, a or newest)
-    before = query("SELECT run_before($run)", home, {"run": after["run_id"]})[1][0][0]
-    if before is None:
+    after = find_run(run, a or newest)
+    earlier = run("SELECT run_before($run)", {"run": after["run_id"]})[1][0][0]
+    if earlier is None:
         raise UserError(f"diff: {after['run_id']} is the first run of {after['pipeline']}; name two runs")
-    return find_run(home, before), after
+    return find_run(run, earlier), after
 
 
-def find_run(home: Path, name: str) -> Row:
+def find_run(run: RunQuery, name: str) -> Row:
     """The run that a name means, with its pipeline, status and start. Raises UserError where that is not one run."""
-    found = ask(home, "find-run", {"name": name.removeprefix("registry:")})
+    found = ask(run, "find-run", {"name": name.removeprefix("registry:")})
     if len({row["run_id"] for row in found}) != 1:
         several = ", ".join(row["run_id"] for row in found[:4])
         what = f"means several runs ({several}, ...): say more of it" if found else "means no run that has ended"
@@ -107,11 +111,11 @@ def find_run(home: Path, name: str) -> Row:
     return found[0]
 
 
-def with_code(store: Store, asked: Mapping[str, str], changes: Sequence[Row]) -> list[Row]:
+def with_code(store: Store, run: RunQuery, asked: Mapping[str, str], changes: Sequence[Row]) -> list[Row]:
     """The changes, with each changed piece of code by name where both records of the step are still there."""
     steps = {step for row in changes if row["what"] == "code" for step in row["steps"].split(", ")}
     sql = "SELECT run_id, step, artifact_key FROM step WHERE artifact_key IS NOT NULL AND run_id IN ($run, $before)"
-    keys = {(run, step): key for run, step, key in query(sql, store.home, asked)[1] if step in steps}
+    keys = {(run_id, step): key for run_id, step, key in run(sql, asked)[1] if step in steps}
     symbols: dict[tuple[str, str, str], list[str]] = {}
     named = set[str]()
     for step in sorted(steps):
@@ -177,20 +181,20 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """What a registered version or an artifact was made from: sources, steps, data and settings, as a tree."""
-    home = default_home()
     named = NAMED_VERSION.fullmatch(name)
     if named is not None:
         which = "version" if named["which"].isdecimal() else "alias"
         asked = {"model": named["name"], which: named["which"]}
     else:
         asked = {"artifact": name}
-    rows = ask(home, "lineage", asked)
+    with open_history(default_home()) as run:
+        rows = ask(run, "lineage", asked)
+        sources = ask(run, "sources-of", {"keys": " ".join(row["artifact_key"] for row in rows)})
     roots = [row for row in rows if row["distance"] == 0]
     if len(roots) != 1 or roots[0]["kind"] is None:
         known = "`draftsmith query champions` lists the versions, `draftsmith query artifacts` keys"
         many = f"{len(roots)} artifacts begin with it: say more of it" if len(roots) > 1 else "the history has none"
         raise UserError(f"lineage: {name}: {many}; {known}")
-    sources = ask(home, "sources-of", {"keys": " ".join(row["artifact_key"] for row in rows)})
     for row in rows:
         row |= {column: json.loads(row[column] or "{}") for column in ("settings", "inputs", "info")}
         row["sources"] = [source for source in sources if source["artifact_key"] == row["artifact_key"]]

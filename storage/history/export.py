@@ -48,6 +48,7 @@ def export_history(home: Path, file: Path) -> dict[str, int]:
 def _write(home: Path, file: Path) -> dict[str, int]:
     rows = {}
     with duckdb.connect(str(file)) as connection:
+        connection.begin()  # one write to disk instead of a thousand
         for table in all_tables():
             connection.register("_source", open_table(home, table))
             connection.execute(f'CREATE TABLE "{table}" AS FROM _source')
@@ -56,6 +57,7 @@ def _write(home: Path, file: Path) -> dict[str, int]:
             rows[table] = int(count)
         connection.execute(NEWEST + VIEWS.read_text(encoding="utf-8")).fetchall()
         connection.execute(comment_statements(relation_columns(connection), all_tables())).fetchall()
+        connection.commit()
     return rows
 
 

@@ -315,9 +315,7 @@ def find_query(name: str) -> NamedQuery:
     return queries[name]
 
 
-def run_named_query(
-    home: Path, name: str, texts: Mapping[str, str], *, all_sessions: bool = False
-) -> tuple[list[str], list[tuple[Any, ...]]]:
+def run_named_query(home: Path, name: str, texts: Mapping[str, str], *, all_sessions: bool = False) -> QueryResult:
     """The columns and rows that a named query gives over the history of `home`.
 
     all_sessions: of what was measured again every session, not the newest valid one alone.
@@ -325,12 +323,18 @@ def run_named_query(
     Raises:
         UserError: there is no such query or parameter.
     """
+    find_query(name).values(texts)  # what is wrong is told before anything is opened
+    with open_history(home, all_sessions=all_sessions) as run:
+        return ask_named_query(run, name, texts)
+
+
+def ask_named_query(run: RunQuery, name: str, texts: Mapping[str, str]) -> QueryResult:
+    """What `run_named_query` gives, of an open history: several questions cost one opening, and see one state."""
     named = find_query(name)
     values = named.values(texts)
-    with open_history(home, all_sessions=all_sessions) as run:
-        for variable, sql in named.first:
-            values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
-        return run(named.sql, _parameters_in(values, named.sql))
+    for variable, sql in named.first:
+        values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
+    return run(named.sql, _parameters_in(values, named.sql))
 
 
 def is_name(question: str) -> bool:
