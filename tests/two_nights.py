@@ -1,7 +1,7 @@
 """A home with the history of a pipeline: two nights that differ in what is known, and a third that was never planned.
 
 Nothing in it was computed: artifacts, journals and promotions are written as runs write them. Night 2 took more
-prompts, trained longer by other code with another torch, and became champion; both drafters learned from a mix of two sources.
+prompts, trained longer by other code with another torch, and became champion; both drafters learned from two sources.
 """
 
 from __future__ import annotations

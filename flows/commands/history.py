@@ -50,10 +50,9 @@ def diff(
     if as_json:
         print_json_object({"before": before, "after": after, "changes": changes, "outcomes": outcomes, "times": times})
         return
-    for side, run in (("before", before), ("after", after)):
-        echo(
-            f"{side:<7} {run['run_id']}  {run['pipeline']}  {run['status']}  {run['started_at']:%Y-%m-%d %H:%M:%S} UTC"
-        )
+    for side, one in (("before", before), ("after", after)):
+        started = f"{one['started_at']:%Y-%m-%d %H:%M:%S} UTC"
+        echo(f"{side:<7} {one['run_id']}  {one['pipeline']}  {one['status']}  {started}")
     echo("")
     if changes:
         names = ("what", "name", "before", "after", "steps")
