@@ -46,6 +46,15 @@ MADE_BY = {  # table -> the artifact of a run whose rows they are, and how many
 }
 
 
+TOLD = {"settings": '{"num_steps": 400, "method": "mtp"}', "inputs": '{"target": "t", "drafts": ["d", "e"]}'}
+MADE = {
+    "machine": '{"device_name": "CPU", "num_cores": 2, "ram_gib": 8.0}',
+    "versions": '{"torch": "2.13.0", "numpy": "2.4.6", "python": "3.11.7"}',
+    "num_bytes": 1_000_000,
+    "peak_rss_mib": 500.0,
+}
+
+
 def main() -> int:
     """Measure, print, write the record; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -145,15 +154,17 @@ def one_run() -> dict[str, list[dict[str, Any]]]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for table, (_, count) in MADE_BY.items():
         rows[table] = [{**_blank(table), **_facts(table, i)} for i in range(count)]
-    rows["run"] = [_blank("run") | {"pipeline": "quickstart", "status": "completed", "reason": None}]
+    rows["run"] = [_blank("run") | {"params": "{}", "pipeline": "quickstart", "status": "completed", "reason": None}]
     rows["step"] = [
-        _blank("step") | {"step": f"s{i}", "status": "completed" if i % 3 else "reused", "seconds": 1.5 * i}
+        _blank("step") | TOLD | {"step": f"s{i}", "status": "completed" if i % 3 else "reused", "seconds": 1.5 * i}
         for i in range(15)
     ]
     rows["artifact"] = [
-        _blank("artifact") | {"kind": "Draft" if i == 4 else "Measurements", "info": "{}", "settings": "{}"}
+        _blank("artifact") | TOLD | MADE | {"kind": "Draft" if i == 4 else "Measurements", "info": "{}"}
         for i in range(5)
     ]
+    curve = {"at_steps": list(range(1, 401)), "values": [1.0 + 1 / step for step in range(1, 401)]}
+    rows["training_metric"] = [_blank("training_metric") | curve | {"name": "loss"}]
     return rows
 
 

@@ -35,7 +35,7 @@ ONLY_IN = {
     "prefect_dask": ("flows/execution/clusters.py",),
     "prefect_ray": ("flows/execution/clusters.py",),
     "mlflow": ("storage/registry/", "components/publish/release/mlflow_model.py", "flows/services/mlflow_server.py"),
-    "duckdb": ("storage/history/query.py",),
+    "duckdb": ("storage/history/query.py", "storage/history/export.py"),
 }
 TORCH_FREE = ("flows/", "storage/", "components/speedup/", "components/report/")
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "base", "misc"}

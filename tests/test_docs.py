@@ -22,6 +22,7 @@ import pytest
 import yaml
 from random_rows import random_session
 from report_study import make_report_study
+from two_nights import two_nights
 
 from components.contract import Context, Prompts
 from components.rows import write_rows
@@ -288,6 +289,31 @@ def sql_of_the_pages() -> list[str]:
 def test_sql_finds_what_it_asks_for(sql: str, recorded: Path) -> None:
     columns, rows = query(re.sub(r"target_key, '[0-9a-f]{12}'", "target_key, ''", sql), recorded)  # of any target
     assert columns and rows
+
+
+QUESTIONS = re.findall(
+    r"^\| (.+\?) \| `draftsmith ([^`]+)` \|$", (ROOT / "docs" / "sql.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two nights and a registered champion."""
+    home = tmp_path_factory.mktemp("nights") / "home"
+    two_nights(home)
+    return home
+
+
+def test_twenty_questions_are_answered_as_the_docs_say(
+    nights: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(nights))
+    assert len(QUESTIONS) == len(dict(QUESTIONS)) == 20
+    for question, command in QUESTIONS:
+        code = main(shlex.split(command))
+        answer, complaint = capfd.readouterr()
+        assert (code, complaint) == (0, ""), question
+        assert "\n0 rows" not in answer and len(answer.splitlines()) > 2, f"{question} {answer}"
 
 
 def test_views_named_in_prose_exist(recorded: Path) -> None:

@@ -172,31 +172,22 @@ def queries_page() -> str:
             ]
             out.append(table(("parameter", "type", "default", "meaning"), rows))
     columns = history_columns()
-    views = view_comments()
+    views = sorted(name for name in columns if name.startswith("v_"))
     out.append("## Views")
-    for name, comment in views.items():
-        out += [f"### {name}", escape(comment), _column_list(columns[name])]
+    for name in views:
+        out += _relation(name, columns[name])
     out += ["## Tables", "Rows of these are written by steps, runs and promotions; the views are made of them."]
     for name in sorted(set(columns) - set(views)):
-        out += [f"### {name}", *_table_about(name), _column_list(columns[name])]
+        out += _relation(name, columns[name])
     return "\n\n".join(part for part in out if part) + "\n"
 
 
-def _column_list(columns: Iterable[str]) -> str:
-    return "Columns: " + ", ".join(f"`{name}`" for name in columns) + "."
+def _relation(name: str, columns: Iterable[str]) -> Iterator[str]:
+    from storage.history.comments import about_column, about_tables
 
-
-def _table_about(name: str) -> Iterator[str]:
-    from components.rows import TABLES
-    from flows.planning.explanation import split_docstring
-
-    if name not in TABLES:
-        return
-    about, fields = split_docstring(inspect.getdoc(TABLES[name]) or "", flat=True)
-    yield escape(about)
-    rows = [(f"`{field}`", meaning) for field, meaning in fields.items() if meaning]
-    if rows:
-        yield table(("column", "meaning"), rows)
+    yield f"### {name}"
+    yield escape(about_tables()[name])
+    yield table(("column", "meaning"), [(f"`{column}`", about_column(name, column)) for column in columns])
 
 
 @cache
@@ -209,13 +200,6 @@ def history_columns() -> dict[str, list[str]]:
         names = view_names(home)
         with open_history(home) as run_query:
             return {name: list(run_query(f"SELECT * FROM {name} LIMIT 0", {})[0]) for name in names}
-
-
-def view_comments() -> dict[str, str]:
-    """View -> the comment above it in views.sql."""
-    text = (ROOT / "storage" / "history" / "views.sql").read_text(encoding="utf-8")
-    found = re.findall(r"((?:^--.*\n)*)^CREATE VIEW (\w+) AS", text, re.MULTILINE)
-    return {name: " ".join(line.lstrip("- ") for line in comment.splitlines()) for comment, name in found}
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -97,8 +97,13 @@ def print_in(format_: Format, out: Console, columns: Sequence[str], rows: Sequen
 
 def print_json(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a list of objects, one a row; NULL and non-finite numbers (NaN, infinity) are null, times are ISO texts."""
-    answer = [dict(zip(columns, map(_plain, row), strict=True)) for row in rows]
-    json.dump(answer, sys.stdout, indent=1, default=str, allow_nan=False)
+    answer = [dict(zip(columns, row, strict=True)) for row in rows]
+    print_json_object(answer)
+
+
+def print_json_object(answer: Any) -> None:
+    """Print one JSON value; NULL and non-finite numbers are null, times are ISO texts."""
+    json.dump(_plain(answer), sys.stdout, indent=1, default=str, allow_nan=False)
     sys.stdout.write("\n")
 
 

@@ -28,7 +28,7 @@ from storage.history.query import open_history
 # Where a bare column name is looked for, in this order.
 VIEWS = (
     "v_choice", "v_depth", "v_comparison", "v_acceptance", "v_speedup", "v_speed", "v_position", "v_map", "v_cost",
-    "v_parity", "drift", "v_flags", "v_draft", "steps", "runs",
+    "v_parity", "drift", "v_flags", "v_draft", "v_step", "v_run",
 )  # fmt: skip
 TELLS_APART = (
     "model", "pipeline", "step", "method", "code", "quantity", "phase", "workload", "depth_k", "tree_budget",
@@ -52,8 +52,8 @@ _SAME_SESSION = {
 }
 # View -> the key of its rows' target, for views without the name of their model.
 _TARGET_KEY = {
-    "artifacts": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
-    "steps": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
+    "v_artifact": "coalesce(v.info ->> 'target_key', v.inputs ->> 'target', v.artifact_key)",
+    "v_step": "coalesce(v.inputs ->> '$.target[0][1]', v.artifact_key)",
 }
 _TARGETS_OF_RUNS = "SELECT run_id, min(artifact_key) AS target_key FROM step WHERE kind = 'Target' GROUP BY run_id"
 _DRAFTERS = "SELECT artifact_key, max(created_at) AS created_at FROM artifact WHERE kind = 'Draft' GROUP BY 1"
@@ -169,7 +169,7 @@ def _model_of(view: str, columns: Mapping[str, str]) -> tuple[str, str]:
     """(SQL of the name of a row's target, the join that finds it); ("", "") for rows of no target."""
     key = "v.target_key" if "target_key" in columns else _TARGET_KEY.get(view, "")
     join = f"LEFT JOIN v_target t ON t.target_key = {key}" if key and "model" not in columns else ""
-    if view == "runs":
+    if view == "v_run":
         join = f"LEFT JOIN ({_TARGETS_OF_RUNS}) r USING (run_id) LEFT JOIN v_target t ON t.target_key = r.target_key"
     name = "v.model" if "model" in columns else "t.model" if join else ""
     return f"coalesce({name}, left(v.target_key, 12))" if name and "target_key" in columns else name, join
@@ -243,7 +243,7 @@ def _find_metric(metric: str, columns: Mapping[str, Mapping[str, str]]) -> tuple
     if view == "info":
         if not name.isidentifier():
             raise UserError(f"trend: {metric!r}: a fact has a name of letters, digits and underscores")
-        return "artifacts", f"TRY_CAST(v.info ->> '{name}' AS DOUBLE)", name
+        return "v_artifact", f"TRY_CAST(v.info ->> '{name}' AS DOUBLE)", name
     numbers = {
         candidate: [column for column, kind in columns[candidate].items() if _is_number(kind)]
         for candidate in ([view] if view else VIEWS)

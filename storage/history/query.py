@@ -30,18 +30,18 @@ import pyarrow as pa
 
 from components.contract import UserError
 from components.promotion import ArmPrompt, MeasuredRows
-from components.rows import AcceptanceMap
+from components.rows import AcceptanceMap, grouped
 from components.text import nearest
 from storage.artifacts.sync import catch_up
+from storage.history.comments import VIEWS, comment_statements
 from storage.history.files import damaged_files, history_dir, open_table
 from storage.history.schema import all_tables
 from storage.history.segments import REPAIR_HINT, DamagedHistory, faulty_files, reading
 
-_VIEWS = Path(__file__).with_name("views.sql")
 # What views.sql builds on: the rows that `newest` leaves out, and what tells the earlier sessions of a selection apart.
-_NEWEST = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded;
+NEWEST = """CREATE VIEW v_left_out AS SELECT created_at, artifact_key FROM superseded;
              CREATE MACRO earlier_run(made_at, made, run_id) AS NULL;"""
-_EVERY = """CREATE VIEW left_out AS SELECT created_at, artifact_key FROM superseded WHERE false;
+_EVERY = """CREATE VIEW v_left_out AS SELECT created_at, artifact_key FROM superseded WHERE false;
             CREATE MACRO earlier_run(made_at, made, run_id) AS
               CASE WHEN (made_at, made) IN (SELECT (created_at, artifact_key) FROM superseded) THEN run_id END;"""
 
@@ -53,6 +53,7 @@ SELECT target_key, draft_key, method, prompt_id, workload, k_max, trained_depth,
 FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
 ORDER BY created_at DESC, artifact_key, prompt_id"""
 _WORD = re.compile(r"\w+")
+_ASKS_FOR_COMMENTS = re.compile(r"\bcomment\b|\bduckdb_\w+\(", re.IGNORECASE)
 QueryResult = tuple[list[str], list[tuple[Any, ...]]]
 Parameters = Mapping[str, Any]
 """The values of the $names of a SELECT."""
@@ -94,11 +95,15 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
     catch_up(home)
     with (
         reading(history_dir(home)),
-        _connect(home, _EVERY if all_sessions else _NEWEST, limits.memory_gib) as connection,
+        _connect(home, _EVERY if all_sessions else NEWEST, limits.memory_gib) as connection,
     ):
-        checked_tables = set[str]()
+        checked_tables, has_comments = set[str](), False
 
         def run_query(sql: str, parameters: Parameters) -> QueryResult:
+            nonlocal has_comments
+            if not has_comments and _ASKS_FOR_COMMENTS.search(sql):  # a fifth of a second, which few questions need
+                connection.execute(comment_statements(relation_columns(connection))).fetchall()
+                has_comments = True
             for table in sorted(_tables_of(sql) - checked_tables):
                 for name, fault in faulty_files(history_dir(home) / table):
                     raise DamagedHistory(f"{history_dir(home) / table / name}: {fault}; {REPAIR_HINT}")
@@ -139,7 +144,7 @@ def _tables_of(sql: str) -> set[str]:
 @cache
 def _words_of_views() -> dict[str, set[str]]:
     """View or macro -> the words of its definition."""
-    parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", _NEWEST + _VIEWS.read_text(encoding="utf-8"))
+    parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", NEWEST + VIEWS.read_text(encoding="utf-8"))
     return {name: set(_WORD.findall(body.lower())) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
@@ -193,12 +198,12 @@ def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
 
 def view_names(home: Path) -> list[str]:
     """The views and tables that a query may name."""
-    with reading(history_dir(home)), _connect(home, _NEWEST) as connection:
+    with reading(history_dir(home)), _connect(home, NEWEST) as connection:
         return _view_names(connection).split(", ")
 
 
 def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with every view, locked. which: _NEWEST or _EVERY session."""
+    """An in-memory database with every view, locked. which: NEWEST or _EVERY session."""
     config = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -210,7 +215,7 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     try:
         for table in all_tables():
             connection.register(table, open_table(home, table))
-        connection.execute(which + _VIEWS.read_text(encoding="utf-8")).fetchall()
+        connection.execute(which + VIEWS.read_text(encoding="utf-8")).fetchall()
     except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
         if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
             raise KeyboardInterrupt from error
@@ -219,6 +224,12 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")
     return connection
+
+
+def relation_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Every table and view -> its columns."""
+    rows = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    return {table: [column for _, column in of_table] for table, of_table in grouped(rows, lambda row: row[0]).items()}
 
 
 def _view_names(connection: duckdb.DuckDBPyConnection) -> str:
@@ -304,9 +315,7 @@ def find_query(name: str) -> NamedQuery:
     return queries[name]
 
 
-def run_named_query(
-    home: Path, name: str, texts: Mapping[str, str], *, all_sessions: bool = False
-) -> tuple[list[str], list[tuple[Any, ...]]]:
+def run_named_query(home: Path, name: str, texts: Mapping[str, str], *, all_sessions: bool = False) -> QueryResult:
     """The columns and rows that a named query gives over the history of `home`.
 
     all_sessions: of what was measured again every session, not the newest valid one alone.
@@ -314,12 +323,18 @@ def run_named_query(
     Raises:
         UserError: there is no such query or parameter.
     """
+    find_query(name).values(texts)  # what is wrong is told before anything is opened
+    with open_history(home, all_sessions=all_sessions) as run:
+        return ask_named_query(run, name, texts)
+
+
+def ask_named_query(run: RunQuery, name: str, texts: Mapping[str, str]) -> QueryResult:
+    """What `run_named_query` gives, of an open history: several questions cost one opening, and see one state."""
     named = find_query(name)
     values = named.values(texts)
-    with open_history(home, all_sessions=all_sessions) as run:
-        for variable, sql in named.first:
-            values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
-        return run(named.sql, _parameters_in(values, named.sql))
+    for variable, sql in named.first:
+        values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
+    return run(named.sql, _parameters_in(values, named.sql))
 
 
 def is_name(question: str) -> bool:

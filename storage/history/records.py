@@ -95,6 +95,25 @@ class ArtifactRow:
     created_at: datetime
     draftsmith_version: str
     session: str = ""
+    peak_rss_mib: float | None = None
+    num_bytes: int | None = None
+    versions: str = "{}"
+    code_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingMetricRow:
+    """One number that a training step recorded as it went: its values at some optimiser steps, in order."""
+
+    artifact_key: str
+    pipeline: str
+    step: str
+    run_id: str
+    name: str
+    at_steps: list[int]
+    values: list[float]
+    created_at: datetime
+    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +177,7 @@ RECORDS: dict[str, type[Any]] = {
     "run": RunRow,
     "step": StepRow,
     "artifact": ArtifactRow,
+    "training_metric": TrainingMetricRow,
     "superseded": SupersededRow,
     "promotion": PromotionRow,
 }

@@ -14,7 +14,7 @@
 -- valid one has superseded, and views are made of it. `draftsmith query --all-sessions` asks the same views of every session; in rows
 -- of one artifact_key, created_at tells sessions apart.
 
-CREATE MACRO newest(of) AS TABLE FROM query_table(of) ANTI JOIN left_out USING (created_at, artifact_key);
+CREATE MACRO newest(of) AS TABLE FROM query_table(of) ANTI JOIN v_left_out USING (created_at, artifact_key);
 
 -- The models that drafters were made for. model: the name that every view has beside target_key: the model as the pipeline names it, of
 -- a folder or an address the last part. Where one name stands for models of other files, the beginning of their digest tells them
@@ -41,28 +41,110 @@ CREATE MACRO named(of) AS TABLE FROM newest(of) LEFT JOIN (SELECT target_key, mo
 CREATE MACRO decoded_tokens(tokens_kept, first_chunk, decode_ns) AS
   CASE WHEN decode_ns > 0 AND tokens_kept > coalesce(nullif(first_chunk, 0), 1) THEN tokens_kept - coalesce(nullif(first_chunk, 0), 1) END;
 
-CREATE VIEW runs AS
+-- The machines of this history, each by a name for people: its device, cores and memory. Where one name stands for several machines,
+-- the beginning of their machine_id tells them apart.
+CREATE VIEW v_machine AS
+WITH machine AS (
+  SELECT machine_id, arg_max(machine, created_at) AS facts, count(*) AS artifacts, max(created_at) AS created_at
+  FROM artifact WHERE machine_id IS NOT NULL GROUP BY machine_id),
+named AS (
+  SELECT *, coalesce(nullif(concat_ws(', ', facts ->> 'device_name', (facts ->> 'num_cores') || ' cores',
+                                      round((facts ->> 'ram_gib')::DOUBLE)::BIGINT || ' GiB'), ''), machine_id) AS name FROM machine)
+SELECT machine_id, CASE WHEN count(*) OVER (PARTITION BY name) > 1 THEN name || ' ' || left(machine_id, 6) ELSE name END AS machine_name,
+       facts ->> 'device' AS device, facts ->> 'cpu_model' AS cpu_model, (facts ->> 'num_cores')::BIGINT AS num_cores,
+       (facts ->> 'ram_gib')::DOUBLE AS ram_gib, facts ->> 'os' AS os, artifacts, created_at
+FROM named;
+
+-- Every run that has ended, newest first, with the time it took.
+CREATE VIEW v_run AS
 SELECT run_id, pipeline, status, reason, num_executed, num_reused, round(epoch(ended_at) - epoch(started_at), 1) AS seconds,
        started_at, ended_at, how, params, git_commit, draftsmith_version
 FROM run ORDER BY started_at DESC;
 
-CREATE VIEW steps AS
-SELECT run_id, pipeline, step, status, kind, artifact_key, session, why, seconds, uses, settings, inputs, ended_at FROM step ORDER BY ended_at DESC;
+-- The newest run, and the newest one before a run that is of the same pipeline and had a step.
+CREATE MACRO newest_run() AS (SELECT run_id FROM run ORDER BY started_at DESC LIMIT 1);
+CREATE MACRO run_before(later) AS (
+  SELECT b.run_id FROM run a JOIN run b ON b.pipeline = a.pipeline AND b.started_at < a.started_at AND b.num_executed + b.num_reused > 0
+  WHERE a.run_id = later ORDER BY b.started_at DESC LIMIT 1);
 
-CREATE VIEW artifacts AS
-SELECT artifact_key, kind, pipeline, step, seconds, created_at, uses, settings, inputs, info, machine_id, machine, run_id,
-       draftsmith_version, session
+-- The newest valid session of every artifact, newest first.
+CREATE VIEW v_artifact AS
+SELECT artifact_key, kind, pipeline, step, seconds, peak_rss_mib, num_bytes, created_at, uses, settings, inputs, info, machine_id, machine,
+       versions, code_sha256, run_id, draftsmith_version, session
 FROM newest('artifact') ORDER BY created_at DESC;
 
 -- Every making of every artifact. is_newest: views show it; of what was measured again the others are there for whoever asks.
-CREATE VIEW sessions AS
+CREATE VIEW v_session AS
 SELECT a.artifact_key, a.session, s.artifact_key IS NULL AS is_newest, kind, pipeline, step, seconds, a.created_at, run_id, machine_id,
        draftsmith_version
 FROM artifact a LEFT JOIN superseded s ON (s.artifact_key, s.created_at) = (a.artifact_key, a.created_at) ORDER BY a.created_at DESC;
 
--- Every move of an alias and every newer evidence, oldest first; MLflow itself keeps no such history.
-CREATE VIEW promotions AS
-SELECT promoted_at, name, alias, action, from_version, to_version, who, why, numbers, promotion_id FROM promotion ORDER BY promoted_at, promotion_id;
+-- Every step of every run that has ended, newest first, with what making its artifact took, whichever run made it. A reused step took
+-- no seconds; making_seconds are those of the run that made it.
+CREATE VIEW v_step AS
+SELECT s.run_id, s.pipeline, s.step, s.status, s.kind, s.artifact_key, s.session, s.why, s.seconds, a.seconds AS making_seconds,
+       a.peak_rss_mib, a.num_bytes, a.machine_id, a.versions, a.code_sha256, s.uses, s.settings, s.inputs, s.ended_at
+FROM step s LEFT JOIN artifact a ON a.artifact_key = s.artifact_key AND coalesce(a.session, '') = coalesce(s.session, '')
+ORDER BY s.ended_at DESC;
+
+-- What each artifact was made from: one row for each input of its step.
+CREATE VIEW v_input AS
+SELECT artifact_key, parameter, split_part(unnest(CASE json_type(value) WHEN 'ARRAY' THEN value ->> '$[*]' ELSE [value ->> '$'] END), '.', 1) AS input_key,
+       created_at
+FROM (SELECT *, json_extract(inputs, '$."' || parameter || '"') AS value
+      FROM (SELECT artifact_key, inputs, unnest(json_keys(inputs)) AS parameter, created_at FROM newest('artifact')));
+
+-- What some artifacts (roots, a list of keys) were made from, themselves included (distance 0): each key once a root, at its shortest
+-- distance. left_out: a list of parameters not to follow.
+CREATE MACRO lineage_of(roots, left_out) AS TABLE
+WITH RECURSIVE behind AS (
+  SELECT unnest(roots) AS root_key, root_key AS artifact_key, 0 AS distance
+  UNION SELECT root_key, input_key, distance + 1 FROM behind JOIN v_input USING (artifact_key) WHERE NOT list_contains(left_out, parameter))
+SELECT root_key, artifact_key, min(distance) AS distance FROM behind GROUP BY ALL;
+
+-- The sources of rows that data steps have read, as they counted them (components/publish/card/lineage.py: sources_of says the same).
+CREATE VIEW v_source AS
+WITH a AS (SELECT artifact_key, pipeline, step, uses, info, run_id, created_at FROM newest('artifact')),
+each AS (
+  SELECT a.*, key AS source, value ->> 'licence' AS licence, (value ->> 'read')::BIGINT AS rows_read, (value ->> 'kept')::BIGINT AS rows_kept
+  FROM a, json_each(info -> 'by_source') WHERE uses = 'data.collect_chats'
+  UNION ALL
+  SELECT a.*, key, info -> 'licences' ->> key, NULL, value::BIGINT FROM a, json_each(info -> 'sources') WHERE uses = 'data.collect_workloads'
+  UNION ALL
+  SELECT a.*, info ->> 'source', CASE info ->> 'source' WHEN 'python-stdlib' THEN 'PSF-2.0' END, (info ->> 'found')::BIGINT,
+         coalesce((info ->> 'num_train')::BIGINT, 0) + coalesce((info ->> 'num_validation')::BIGINT, 0)
+         + coalesce((info ->> 'num_test')::BIGINT, 0) + coalesce((info ->> 'num_warm_up')::BIGINT, 0)
+  FROM a WHERE uses IN ('data.collect_prompts', 'data.collect_traffic'))
+SELECT source, nullif(licence, '') AS licence, rows_read, rows_kept, pipeline, step, uses, artifact_key, run_id, created_at FROM each;
+
+-- Every version of every registered model, with the release and the drafter behind it and the run that made it.
+CREATE VIEW v_version AS
+SELECT name, to_version AS version, arg_max(numbers ->> 'draftsmith.key', promoted_at) AS release_key,
+       arg_max(numbers ->> 'draftsmith.draft_key', promoted_at) AS draft_key, arg_max(numbers ->> 'draftsmith.run_id', promoted_at) AS run_id,
+       min(promoted_at) AS published_at
+FROM promotion WHERE to_version IS NOT NULL GROUP BY name, to_version;
+
+-- The version that each alias of each registered model is at now.
+CREATE VIEW v_alias AS
+SELECT name, alias, version, action, promoted_at, who, why, release_key, draft_key, run_id
+FROM (SELECT *, to_version AS version FROM promotion WHERE action <> 'evidence'
+      QUALIFY row_number() OVER (PARTITION BY name, alias ORDER BY promoted_at DESC, promotion_id DESC) = 1)
+JOIN v_version USING (name, version);
+
+-- The versions that a question is about: one of a number, else those that an alias is at; NULL: of every model.
+CREATE MACRO versions_asked(of_model, of_alias, of_version) AS TABLE
+SELECT * FROM v_version
+WHERE (of_model IS NULL OR name = of_model)
+  AND (version = of_version OR (of_version IS NULL AND (name, version) IN (SELECT (name, version) FROM v_alias WHERE alias = of_alias)));
+
+-- What training recorded as it went, one row for each number and optimiser step.
+CREATE VIEW v_training AS
+SELECT artifact_key, pipeline, step, name, unnest(at_steps) AS at_step, unnest("values") AS value, run_id, created_at FROM newest('training_metric');
+
+-- The library versions behind each artifact, one row a library.
+CREATE VIEW v_library AS
+SELECT artifact_key, kind, pipeline, step, library, versions ->> library AS library_version, machine_id, run_id, created_at
+FROM (SELECT *, unnest(json_keys(versions)) AS library FROM newest('artifact'));
 
 -- What one request's rounds kept. An arm is everything that could change a number, except the prompt and the repetition. al is NULL
 -- where there are more tokens than the counted rounds can have emitted: engines leave rounds that guessed nothing out.
@@ -281,6 +363,7 @@ QUALIFY row_number() OVER (PARTITION BY selection_id, draft_key, method, workloa
                                         earlier_run(created_at, artifact_key, run_id)
                            ORDER BY (speedup_meas IS NOT NULL) DESC, created_at DESC, artifact_key) = 1;
 
+-- Predicted beside measured, depth by depth, of every selection; the confirmed row where there is one.
 CREATE VIEW v_depth AS FROM depths_since(TIMESTAMP '1970-01-01');
 
 -- The depth to serve with, and the verdict. Where a choice was confirmed later, the confirmed row stands here.

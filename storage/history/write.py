@@ -6,6 +6,7 @@ Every function may be repeated: what is in the history already is left as it is.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from pyarrow.dataset import field
 
 from components.contract import UserError
+from components.files import digest_of_json
 from storage import journal
 from storage.artifacts.records import RECORD_FILE, ArtifactRecord
 from storage.artifacts.sessions import file_key, session_of
@@ -25,6 +27,7 @@ from storage.history.records import (
     RunRow,
     StepRow,
     SupersededRow,
+    TrainingMetricRow,
     as_time,
     draftsmith_version,
 )
@@ -64,7 +67,6 @@ def _record_session(home: Path, path: Path, content: ArtifactRecord) -> None:
         draftsmith_version=str(record.get("draftsmith_version") or draftsmith_version()),
         session=session_of(content),
     )
-    seconds = record.get("seconds")
     row = ArtifactRow(
         artifact_key=provenance.artifact_key,
         kind=content["kind"],
@@ -75,15 +77,42 @@ def _record_session(home: Path, path: Path, content: ArtifactRecord) -> None:
         settings=_as_json(record.get("settings", {})),
         inputs=_as_json(record.get("inputs", {})),
         info=_as_json(content["info"]),
-        seconds=None if seconds is None else float(seconds),
+        seconds=_as_float(record.get("seconds")),
         machine_id=provenance.machine_id,
         machine=_as_json(machine),
         created_at=provenance.created_at,
         draftsmith_version=provenance.draftsmith_version,
         session=provenance.session,
+        peak_rss_mib=_as_float(record.get("peak_rss_mib")),
+        num_bytes=sum(facts["size"] for facts in content["files"].values()),
+        versions=_as_json(record.get("versions", {})),
+        code_sha256=digest_of_json(code) if (code := (record.get("parts") or {}).get("code")) else None,
     )
+    if metrics := _training_metrics(path / "metrics.jsonl", provenance):
+        write_record(home, "training_metric", file_key(row.artifact_key, row.session), metrics)
     write_measured(home, path, provenance)
     write_record(home, "artifact", file_key(row.artifact_key, row.session), [row])
+
+
+def _training_metrics(file: Path, provenance: Provenance) -> list[TrainingMetricRow]:
+    """The numbers in metrics.jsonl, each with its optimiser steps; what is not finite was not measured."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in map(json.loads, filter(None, lines)):
+        for name, value in row.items():
+            if name != "step" and type(value) in (int, float) and math.isfinite(value):
+                series.setdefault(name, []).append((int(row["step"]), float(value)))
+    origin = {name: getattr(provenance, name) for name in ("artifact_key", "pipeline", "step", "run_id", "created_at")}
+    return [
+        TrainingMetricRow(
+            **origin,
+            name=name,
+            at_steps=[step for step, _ in pairs],
+            values=[value for _, value in pairs],
+            session=provenance.session,
+        )
+        for name, pairs in series.items()
+    ]
 
 
 def _mark_superseded(home: Path, key: str) -> None:
@@ -195,6 +224,10 @@ def rebuild(home: Path, store: Store) -> dict[str, int]:
         record_promotion(home, row)
         counts["promotions"] += 1
     return counts
+
+
+def _as_float(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _as_json(value: Any) -> str:

@@ -20,8 +20,8 @@ WRONG_CLOCK = Path(__file__).with_name("wrong_clock")  # on the path of a proces
 DAY_S = 24 * 3600
 OFFSETS = (-400 * DAY_S, -30 * DAY_S, -3600, -5, 5, 3600, 30 * DAY_S, 400 * DAY_S)
 """Seconds by which a clock is wrong: a zone, a battery that is empty, a virtual machine that slept."""
-STRANGE_STEPS = "SELECT count(*) FROM steps WHERE seconds < 0 OR seconds > 600"
-STRANGE_RUNS = "SELECT count(*) FROM runs WHERE ended_at < started_at"
+STRANGE_STEPS = "SELECT count(*) FROM v_step WHERE seconds < 0 OR seconds > 600"
+STRANGE_RUNS = "SELECT count(*) FROM v_run WHERE ended_at < started_at"
 NEWEST = """SELECT count(*) FROM artifact WHERE step LIKE 'timed%' AND session = (
               SELECT max(session) FROM artifact AS same WHERE same.artifact_key = artifact.artifact_key)
             AND (created_at, artifact_key) IN (SELECT (created_at, artifact_key) FROM superseded)"""

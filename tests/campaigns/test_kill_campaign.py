@@ -22,7 +22,7 @@ KILLS = int(os.environ.get("DRAFTSMITH_SOAK_GARDEN_KILLS", "400"))
 FIRST_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_FIRST_STARTS", "80"))
 SERVER_STARTS = int(os.environ.get("DRAFTSMITH_SOAK_SERVER_STARTS", "20"))
 ONCE_EACH = "SELECT count(*), count(DISTINCT artifact_key) FROM artifact"
-UNENDED = "SELECT count(*) FROM runs WHERE status = 'running'"
+UNENDED = "SELECT count(*) FROM v_run WHERE status = 'running'"
 
 
 def kill_runs(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:

@@ -208,5 +208,5 @@ def test_runs_of_one_pipeline_over_two_models_are_two_lines(tmp_path: Path) -> N
             run_id, "p", "{}", "direct", "completed", None, 1, 0, now, now + timedelta(minutes=number), None, "1"
         )
         write_record(tmp_path, "run", run_id, [run])
-    found = find_trend(tmp_path, "runs.seconds", {}, 50)
+    found = find_trend(tmp_path, "v_run.seconds", {}, 50)
     assert {series: len(found.of(series)) for series in found.series()} == {"one": 2, "two": 1}

@@ -55,7 +55,7 @@ def test_it_is_no_failure_and_is_said_wherever_somebody_looks(
         "completed",
         f"nothing new: {folder} is empty{AGAIN}",
     )
-    assert query("SELECT status, reason, num_executed FROM runs", store.home)[1] == [("completed", end["reason"], 1)]
+    assert query("SELECT status, reason, num_executed FROM v_run", store.home)[1] == [("completed", end["reason"], 1)]
     client = open_client(store.home)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
@@ -83,7 +83,7 @@ def test_a_started_attempt_leaves_nothing_for_the_next(file: Path, folder: Path,
 
 def ended(store: Store) -> list[tuple[str, str]]:
     """(status, reason) of every run in the history, oldest first; MLflow has the same, and nothing that still runs."""
-    rows = query("SELECT status, coalesce(reason, '') FROM runs ORDER BY started_at", store.home)[1]
+    rows = query("SELECT status, coalesce(reason, '') FROM v_run ORDER BY started_at", store.home)[1]
     client = open_client(store.home)
     logged = client.search_runs(
         [e.experiment_id for e in client.search_experiments()], "tags.`draftsmith.step` = '-'", order_by=["start_time"]

@@ -52,7 +52,7 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
 
     state, reason = said["lost"]
     assert state == "Failed" and "no registered model 'oak'" in reason and "`draftsmith run quickstart`" in reason
-    rows = query("SELECT pipeline, status, how, reason FROM runs ORDER BY started_at", home)[1]
+    rows = query("SELECT pipeline, status, how, reason FROM v_run ORDER BY started_at", home)[1]
     assert rows[0] == ("lost", "failed", "prefect", reason)
 
     state, message = said["noisy"]

@@ -270,7 +270,14 @@ def test_a_question_reads_and_stays_inside_the_history(home, tmp_path, sql):
 
 @pytest.mark.parametrize(
     "sql",
-    ["SHOW TABLES", "DESCRIBE run", "SUMMARIZE run", "VALUES (1)", "WITH a AS (FROM runs) FROM a", "EXPLAIN FROM runs"],
+    [
+        "SHOW TABLES",
+        "DESCRIBE run",
+        "SUMMARIZE run",
+        "VALUES (1)",
+        "WITH a AS (FROM v_run) FROM a",
+        "EXPLAIN FROM v_run",
+    ],
 )
 def test_whatever_reads_is_a_question(home, sql):
     assert query(sql, home)[0]
@@ -278,7 +285,7 @@ def test_whatever_reads_is_a_question(home, sql):
 
 def test_wrong_sql_costs_one_line_that_names_what_there_is(home):
     with pytest.raises(UserError, match=r"^query: .*nosuch.*Views: .*v_acceptance") as refused:
-        query("SELECT nosuch FROM runs", home)
+        query("SELECT nosuch FROM v_run", home)
     assert "\n" not in str(refused.value)
 
 

@@ -20,7 +20,7 @@ def test_every_query_answers_on_an_empty_history_and_says_what_it_is(home: Path,
     query = named_queries()[name]
     assert is_name(name) and query.about.endswith(".") and all(parameter.about for parameter in query.parameters)
     columns, rows = run_named_query(home, name, {})
-    assert rows == [] and len(columns) == len(set(columns)) > 2
+    assert (name == "columns" or rows == []) and len(columns) == len(set(columns)) > 2
 
 
 def test_answers_are_those_of_the_newest_measurements(home: Path, make: Any) -> None:

@@ -89,7 +89,7 @@ def test_sessions_of_one_key_are_compacted_side_by_side_and_known_by_their_own_n
     record_artifact(home, make("k1", info={"made": "anew"}).path)
     for _ in range(2):
         sql = (
-            "SELECT artifact_key, info ->> 'made', is_newest FROM artifact JOIN sessions USING (artifact_key, session)"
+            "SELECT artifact_key, info ->> 'made', is_newest FROM artifact JOIN v_session USING (artifact_key, session)"
         )
         assert query(f"{sql} ORDER BY ALL", home)[1] == [
             ("k0", None, True),

@@ -72,9 +72,9 @@ def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_o
     assert ask(home, depths, all_sessions=True) == [("r1", 1, 1.5), ("r1", 2, None), ("r2", 1, 1.8), ("r2", 2, None)]
     now = everything(home)
     for name, rows in first.items():
-        if name.endswith("True") and not name.startswith(("superseded", "sessions", "left_out")):
+        if name.endswith("True") and not name.startswith(("superseded", "v_session", "v_left_out", "v_machine")):
             assert set(map(repr, rows)) <= set(map(repr, now[name])), f"{name} has lost rows"
-    told = "SELECT is_newest, count(*), count(DISTINCT session) FROM sessions GROUP BY 1 ORDER BY 1"
+    told = "SELECT is_newest, count(*), count(DISTINCT session) FROM v_session GROUP BY 1 ORDER BY 1"
     assert ask(home, told) == [(False, 4, 4), (True, 4, 4)]
 
 

@@ -73,7 +73,7 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
     assert (home / "promotions.jsonl").read_bytes().startswith(before)
     rows = query(
         "SELECT action, from_version, to_version, why, numbers ->> 'draftsmith.draft_key',"
-        " len(from_json(numbers ->> 'gate.comparison', '[\"JSON\"]')) FROM promotions WHERE alias = 'champion'",
+        " len(from_json(numbers ->> 'gate.comparison', '[\"JSON\"]')) FROM promotion WHERE alias = 'champion'",
         home,
     )[1]
     assert [row[:3] + row[4:] for row in rows] == [
@@ -87,9 +87,9 @@ def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_
         and rows[2][3] == "they did not"
     )
     assert "measured 1.25" in rows[3][3]
-    everything = query("SELECT * FROM promotions", home)
+    everything = query("SELECT * FROM promotion", home)
     rebuild(home, Store(home))
-    assert query("SELECT * FROM promotions", home) == everything
+    assert query("SELECT * FROM promotion", home) == everything
 
 
 def test_with_an_approval_to_come_the_gate_is_asked_but_nothing_moves_not_even_later(home: Path, make: Any) -> None:
@@ -139,7 +139,7 @@ def test_an_alias_moved_by_hand_is_logged_once_as_such_and_is_where_the_next_mov
     promote(home, NAME, 2, "again", force=True, judge=judge)  # notices first
     assert champion_moves(home)[1:] == [("external", 1, 2), ("external", 2, 1), ("force", 1, 2)]
     found = query(
-        "SELECT action, alias, to_version FROM promotions WHERE alias = 'candidate' ORDER BY promoted_at", home
+        "SELECT action, alias, to_version FROM promotion WHERE alias = 'candidate' ORDER BY promoted_at", home
     )
     assert found[1][-1] == ("external", "candidate", None)
 

@@ -76,7 +76,7 @@ def test_promote_decides_by_the_newest_evidence_and_the_log_has_the_numbers_befo
     assert [one.get(SESSION_TAG) for one in before] == sessions[:2] and tags(home)[SESSION_TAG] == sessions[2]
     assert len(versions_of(home, NAME)) == 1
     rebuild(home, Store(home))
-    assert query("SELECT count(*) FROM promotions WHERE action = 'evidence'", home)[1] == [(2,)]
+    assert query("SELECT count(*) FROM promotion WHERE action = 'evidence'", home)[1] == [(2,)]
 
 
 def test_evidence_that_passes_the_gate_makes_the_champion_as_a_run_does(home: Path, make: Any) -> None:

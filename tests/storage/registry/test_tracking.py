@@ -68,8 +68,8 @@ def test_a_run_has_a_child_for_each_executed_step_with_settings_metrics_lineage_
     lineage = {(entry.dataset.name, entry.dataset.digest) for entry in draft.inputs.dataset_inputs}
     assert lineage == {("target", "t" * 32), ("features[a]", "f" * 32), ("features[b]", "e" * 32)}
     assert [file.path for file in client.list_artifacts(draft.info.run_id)] == ["artifact.json", "draft.json"]
-    assert query("SELECT status, num_executed, num_reused FROM runs", home)[1] == [("failed", 2, 1)]
-    assert len(query("SELECT * FROM steps", home)[1]) == 3
+    assert query("SELECT status, num_executed, num_reused FROM v_run", home)[1] == [("failed", 2, 1)]
+    assert len(query("SELECT * FROM v_step", home)[1]) == 3
 
 
 def test_telling_mlflow_twice_or_after_it_was_deleted_gives_each_run_once(
@@ -124,7 +124,7 @@ def test_a_killed_run_is_closed_and_a_step_half_logged_is_logged_again(with_mlfl
     runs = children(home)
     assert runs["-"].info.status == "KILLED" and runs["draft"].info.status == "FINISHED"
     assert len(open_client(home).get_metric_history(runs["draft"].info.run_id, "loss")) == 1200
-    assert query("SELECT status FROM runs", home)[1] == [("killed",)]
+    assert query("SELECT status FROM v_run", home)[1] == [("killed",)]
 
 
 def test_a_journal_is_whole_after_each_entry_and_held_while_its_run_lives(home):
