@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
+from safetensors.torch import load_file
 from tiny_pipeline import artifacts, draftsmith, rows, write_pipeline
 from tiny_targets import Family, make_tiny_target
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from components.bench.clock import clock_for, stopwatch_for
 from components.bench.end_to_end.identity import compare
+from components.contract import Context
+from components.data import collect_prompts, record_features, write_answers
 from components.decoding.batch import decode_batch
 from components.decoding.chain import decode
 from components.decoding.session import Session
@@ -26,8 +31,10 @@ from components.drafts.methods.ngram import Ngram
 from components.drafts.methods.one_block import GraphedChain, OneBlockDraft
 from components.drafts.storage.files import build_draft
 from components.machine import describe_machine
+from components.targets import load_target
 from components.targets.forward.cuda_graphs import GraphedTarget
 from components.targets.forward.llama import FastTarget
+from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.generate import continue_batch, row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
@@ -123,6 +130,44 @@ def test_sampled_answers_follow_the_seed(pair: tuple[AbstractTarget, AbstractTar
         for target in pair
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_in_two_places_say_the_same(family: Family, folders: dict[Family, Path]) -> None:
+    """Half of the layers run on the CPU and half on the device, as on two GPUs under `device_map: auto`."""
+    whole = open_target(folders[family], dtype="float32", kernel="transformers")
+    model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32)
+    places: dict[str, Any] = {"model.embed_tokens": "cpu", "model.norm": DEVICE, "lm_head": DEVICE}
+    places |= {f"model.layers.{n}": "cpu" if n < 4 else DEVICE for n in range(8)} | {"model.rotary_emb": "cpu"}
+    placed = dispatch_model(model, places, main_device="cpu", force_hooks=True).eval().requires_grad_(False)
+    apart = TransformersTarget(placed, whole.shape, location="tiny")
+    ids, caches = some_ids(2, 20), [one.new_cache(2, 40) for one in (whole, apart)]
+    for start, stop in ((0, 12), (12, 13), (13, 20)):
+        here, there = (
+            one.forward(ids[:, start:stop], c, features=True) for one, c in zip((whole, apart), caches, strict=True)
+        )
+        for ours, theirs in zip(here, there, strict=True):
+            assert_close(theirs, ours)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("way", [{"device_map": "auto"}, {"tp_size": 2}])
+def test_two_gpus_hold_a_target_together(way: dict[str, Any], tmp_path: Path) -> None:
+    """Features of a target that is spread are those of one GPU."""
+    model, features = make_tiny_target("llama", tmp_path / "model"), {}
+    for name, settings in (("one", {}), ("two", way)):
+        contexts = [
+            Context(key=name, out=tmp_path / name / part, scratch=tmp_path / name, device="cuda") for part in "abcd"
+        ]
+        for ctx in contexts:
+            ctx.out.mkdir(parents=True)
+        target = load_target(model=str(model), dtype="float32", **settings, ctx=contexts[0])
+        prompts = collect_prompts(num_train=8, num_validation=2, num_test=2, ctx=contexts[1])
+        answers = write_answers(target, prompts, max_new_tokens=16, ctx=contexts[2])
+        features[name] = load_file(record_features(target, answers, ctx=contexts[3]).path / "shard-00000.safetensors")
+    assert torch.equal(features["one"]["ids"], features["two"]["ids"])
+    for states in ("taps", "last"):
+        torch.testing.assert_close(features["two"][states], features["one"][states], rtol=2**-6, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -63,6 +63,7 @@ from components.targets.generate import row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target
 from components.targets.source import model_name
+from components.targets.spread import spread_shards
 from components.weight_format import Storage
 
 CONFIDENCE_DIGITS = 4
@@ -105,6 +106,7 @@ def measure_acceptance(
         )
         for number, start in enumerate(range(0, len(encoded), batch_size))
     ]
+    spread_shards(ctx, target)
     for _ in ctx.map(map_shard, shards, what="batches of acceptance maps"):
         pass
     weight_columns = _weight_columns(record)

@@ -27,6 +27,7 @@ from components.targets.quantised import check_dtype, check_loader, numbers_per_
 from components.targets.remembered import sha256_of
 from components.targets.shape import TargetShape, as_ids, kv_bytes_per_token, layer_kinds, shape_of
 from components.targets.source import BUILTIN, find_folder, list_files
+from components.targets.spread import Spread
 from components.tensor_files import headers_in
 from components.text import message_of
 
@@ -34,13 +35,20 @@ MAX_CONFIG_BYTES = 16 << 20
 
 
 def load_target(
-    *, model: str, trust_remote_code: bool, dtype: Literal["auto", "float32", "bfloat16"], ctx: Context
+    *,
+    model: str,
+    trust_remote_code: bool,
+    dtype: Literal["auto", "float32", "bfloat16"],
+    spread: Spread = Spread(),  # noqa: B008 (it cannot be changed)
+    ctx: Context,
 ) -> Target:
     """The step `targets.load_target`; its settings are explained in components/targets/steps.py."""
     folder = find_folder(model, trust_remote_code)
     files = list_files(folder, model, trust_remote_code)
     ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
     facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)
+    config = read_config(folder, location=model, trust_remote_code=trust_remote_code)
+    spread.check(config, shape_of(config, model), ctx.device, model)
     if facts["layers"] != ["full"]:
         ctx.note(f"{model}: its layers see: {', '.join(facts['layers'])}")
     if (dtype, facts["dtype"], facts["stored_dtype"]) == ("auto", "float32", "BF16"):
@@ -60,6 +68,7 @@ def load_target(
         "folder": BUILTIN if model == BUILTIN else str(folder),
         "trust_remote_code": trust_remote_code,
         "dtype": facts["dtype"],
+        **spread._asdict(),
         "files": sums,
     }
     (ctx.out / "target.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -13,18 +13,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 from components.contract import Target, UserError
 from components.machine import free_ram
 from components.targets.config import facts_of, has_text_part, read_config, resolve_dtype, suppressed_tokens
-from components.targets.forward.architecture import check_shapes, is_supported
+from components.targets.forward.architecture import check_shapes, ends_of, is_supported
 from components.targets.forward.llama import FastTarget
 from components.targets.forward.transformers_model import TransformersTarget, is_plain
 from components.targets.interface import AbstractTarget
 from components.targets.quantised import check_all_read, check_loader, check_scales, own_dtype, quantisation_of
 from components.targets.shape import TargetShape, check_tap_layers, shape_of
 from components.targets.source import open_record
+from components.targets.spread import Spread, check_all_on_gpus, own_part
 from components.tensor_files import headers_in
 from components.text import message_of
 
@@ -56,6 +58,7 @@ def open_target(
     layers: False reads nothing but embedding, final norm and LM head, mapped from their files where the dtype is the
         stored one: enough to train a drafter from features, and it runs no passes. A target that `is_read_whole`
         is read whole.
+    A target that `load_target` spreads over GPUs (spread.py) runs the model's own code, but for those three tensors.
     Raises UserError when files are missing, damaged or changed since the artifact was made.
     """
     folder, record = open_record(target if isinstance(target, Path) else target.path)
@@ -70,7 +73,9 @@ def open_target(
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[own_dtype(config) or dtype_name]
     quantised = bool(quantisation := quantisation_of(config))
     check_scales(files.dtypes, quantisation, location)
-    if kernel != "transformers" and _has_own_pass(config, shape, files):
+    spread = Spread.of_record(record)
+    is_spread = spread.by_layers(device) or spread.tp_size > 1
+    if kernel != "transformers" and not (is_spread and layers) and _has_own_pass(config, shape, files, layers):
         check_shapes(config, shape, files.shapes, location)
         if layers and device == "cpu":
             _check_room(files, torch_dtype, location)
@@ -84,17 +89,22 @@ def open_target(
             has_lm_head="lm_head.weight" in files.by_name and not config.tie_word_embeddings,
             layers=layers,
         )
-        _check_rotations(fast, location)
+        if layers:
+            _check_rotations(fast, location)
         fast.folder, fast.tap_layers, fast.suppressed = folder, taps, silent
         return fast
     _check_layers(shape, files.by_name, location)
     if not quantised:
         _check_types(files.dtypes, location)
-    placed = {"": device} if quantised and device != "cpu" else None  # some loaders cannot be moved afterwards
+    spread.check_processes(location)
+    placed: Any = {"": device} if quantised and device != "cpu" else None  # some loaders cannot be moved afterwards
+    if is_spread:
+        placed = spread.placement()
     model = transformers_model(folder, config, torch_dtype, trust, location, placed)
     model = model if placed else model.to(device)
     wrapped = TransformersTarget(model.eval().requires_grad_(False), shape, location=location)
-    wrapped.folder, wrapped.tap_layers, wrapped.suppressed = folder, taps, silent
+    wrapped.folder, wrapped.tap_layers = folder, taps
+    wrapped.suppressed = None if silent is None else silent.to(wrapped.device)
     return wrapped
 
 
@@ -104,16 +114,20 @@ def _suppressed(folder: Path, shape: TargetShape, location: str, device: str) ->
 
 
 def is_read_whole(target: Target | Path) -> bool:
-    """Whether a target is read whole even without `layers`: where it runs in transformers' code."""
+    """Whether a target is read whole even without `layers`: where its ends are not known to be Llama's."""
     folder, record = open_record(target if isinstance(target, Path) else target.path)
     location = str(record["model"])
     config = read_config(folder, location=location, trust_remote_code=bool(record["trust_remote_code"]))
-    return not _has_own_pass(config, shape_of(config, location, tapped=False), _tensor_files(folder, location))
+    shape = shape_of(config, location, tapped=False)
+    return not _has_own_pass(config, shape, _tensor_files(folder, location), layers=False)
 
 
-def _has_own_pass(config: Any, shape: TargetShape, files: _TensorFiles) -> bool:
-    """Whether our own forward pass covers it."""
-    return not quantisation_of(config) and is_supported(config, shape, set(files.by_name))
+def _has_own_pass(config: Any, shape: TargetShape, files: _TensorFiles, layers: bool) -> bool:
+    """Whether our own forward pass covers it; without layers: what stands before them and behind."""
+    names = set(files.by_name)
+    if quantisation_of(config):
+        return False
+    return is_supported(config, shape, names) or (not layers and ends_of(config, names) is not None)
 
 
 def _check_room(files: _TensorFiles, dtype: torch.dtype, location: str) -> None:
@@ -153,13 +167,19 @@ def _check_types(dtypes: Mapping[str, str], location: str) -> None:
 
 
 def transformers_model(
-    folder: Path, config: Any, dtype: torch.dtype, trust: bool, location: str, placed: dict[str, str] | None = None
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    trust: bool,
+    location: str,
+    placed: dict[str, str] | str | DistributedConfig | None = None,
 ) -> Any:
-    """The model as transformers loads it, onto device_map `placed`.
+    """The model as transformers loads it, onto device_map `placed` or divided among processes.
 
     Raises UserError for a missing weight, which it would initialise, and for scales that it does not read.
     """
     kind = AutoModelForImageTextToText if has_text_part(config) else AutoModelForCausalLM
+    where = {"distributed_config" if isinstance(placed, DistributedConfig) else "device_map": placed}
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the errors below say it in one line
     try:
@@ -168,9 +188,9 @@ def transformers_model(
             dtype=dtype,
             trust_remote_code=trust,
             use_safetensors=True,
-            device_map=placed,
             local_files_only=True,
             output_loading_info=True,
+            **where,
         )
     except Exception as error:  # foreign files break each architecture in its own way
         raise UserError(f"{location}: transformers cannot load it ({message_of(error)})") from error
@@ -185,8 +205,9 @@ def transformers_model(
             f" {missing[0]}; download it again"
         )
     check_all_read(loaded["unexpected_keys"], location)
+    check_all_on_gpus(model, location)
     for name, tensor in model.state_dict().items():
-        check_finite(tensor, f"{location}: {name}")
+        check_finite(own_part(tensor), f"{location}: {name}")
     return model
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from components.contract import Context, Target, UserError
@@ -48,6 +50,7 @@ def make_stand_in(*, model: str, ctx: Context) -> Target:
         del config.quantization_config
         ctx.note(f"{model}: is quantised; its stand-in is not, so its loader is not tried")
     _write_random(config, model, ctx)
+    _write_own_mtp(config.get_text_config(decoder=True), ctx)
     for file in settings_files(source):  # after the weights, beside which transformers writes a generation_config.json
         if file.name != "config.json":
             shutil.copyfile(file, ctx.out / file.name)
@@ -107,6 +110,26 @@ def _write_random(config: Any, location: str, ctx: Context) -> None:
         model.save_pretrained(ctx.out)
     except Exception as error:  # each architecture breaks in its own way on a configuration that does not fit
         raise UserError(f"{location}: no stand-in can be made of its config.json ({message_of(error)})") from error
+
+
+def _write_own_mtp(config: Any, ctx: Context) -> None:
+    """Beside a target with an MTP module of its own, one under DeepSeek-V3's names: its last layer and what joins it.
+
+    transformers, which makes the rest, knows no such module.
+    """
+    if not getattr(config, "num_nextn_predict_layers", 0):
+        return
+    number, width = config.num_hidden_layers, config.hidden_size
+    layer, own = f"model.layers.{number - 1}.", f"model.layers.{number}."
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(ctx.out.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            names = [name for name in list(stored.keys()) if name.startswith(layer)]
+            tensors |= {name.replace(layer, own): stored.get_tensor(name) for name in names}
+    tensors |= {f"{own}{norm}.weight": torch.ones(width) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"{own}eh_proj.weight"] = torch.randn(width, 2 * width) * (2 * width) ** -0.5
+    named = {name: tensor.bfloat16().contiguous() for name, tensor in tensors.items()}
+    save_file(named, ctx.out / "model-mtp.safetensors", metadata={"format": "pt"})
 
 
 def _copy_builtin_tokenizer(folder: Path) -> None:

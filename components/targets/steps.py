@@ -157,6 +157,8 @@ def load_target(
     model: Annotated[str, Field(min_length=1)] = "builtin",
     trust_remote_code: bool = False,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    device_map: Literal["none", "auto"] = "none",
+    tp_size: Annotated[int, Field(ge=1, le=64)] = 1,
     ctx: Context,
 ) -> Target:
     """Name the target, the large model whose decoding is sped up, and check that Draftsmith can work with it.
@@ -166,10 +168,17 @@ def load_target(
             owner/name or owner/name@revision.
         trust_remote_code: run Python code that comes with the model; leave off unless you have read that code.
         dtype: the numbers it computes with; auto is float32 on a CPU and the checkpoint's own on a GPU.
+        device_map: auto lets transformers put its layers onto all GPUs of a machine, which work in turns: for a target
+            that one GPU does not hold. It then runs in transformers' code, in every step.
+        tp_size: processes, each with a GPU and a part of every layer's matrices, that data.write_answers,
+            data.record_features and bench.measure_acceptance run together (transformers' tp_plan); other steps refuse
+            such a target, but for training on stored or served features.
     """
     from components.targets.config import load_target as run
+    from components.targets.spread import Spread
 
-    return run(model=model, trust_remote_code=trust_remote_code, dtype=dtype, ctx=ctx)
+    spread = Spread(device_map, tp_size)
+    return run(model=model, trust_remote_code=trust_remote_code, dtype=dtype, spread=spread, ctx=ctx)
 
 
 def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:

@@ -250,7 +250,13 @@ class Estimator:
 
     def _workload(self, lengths: Mapping[str, Lengths]) -> Workload:
         machine = self.machine
-        return Workload(on_gpu=machine.is_gpu, memory=machine.memory, lengths=lengths, config_of=self.config_of)
+        return Workload(
+            on_gpu=machine.is_gpu,
+            memory=machine.memory,
+            lengths=lengths,
+            config_of=self.config_of,
+            count=machine.count,
+        )
 
     def _lengths(self, pipeline: str) -> dict[str, Lengths]:
         """Mean lengths of what was answered here: by the name of a step of this pipeline, or by `source_of` prompts."""

@@ -117,14 +117,23 @@ class Workload:
     """The work of steps, one after the other; earlier ones first."""
 
     def __init__(
-        self, *, on_gpu: bool, memory: int, lengths: Mapping[str, Lengths], config_of: Callable[[str], str]
+        self,
+        *,
+        on_gpu: bool,
+        memory: int,
+        lengths: Mapping[str, Lengths],
+        config_of: Callable[[str], str],
+        count: int = 1,
     ) -> None:
-        """memory: bytes of a device. lengths: by the name of a step, or by `source_of` its prompts, where measured.
+        """memory: bytes of a device; count: of devices. lengths: by the name of a step, or by `source_of` its prompts,
+        where measured.
 
         config_of: a model's name -> what `size_of_model` finds its configuration by.
         """
         self.on_gpu, self.memory, self.lengths, self.config_of = on_gpu, memory, lengths, config_of
+        self.count = count
         self.targets: dict[str, TargetSize] = {}
+        self.shared: dict[str, tuple[int, bool]] = {}  # targets: among how many devices, and whether they work at once
         self.dtypes: dict[str, Dtype] = {}
         self.rows: dict[str, Rows] = {}
         self.live: dict[str, bool] = {}  # features: whether training computes them
@@ -140,9 +149,9 @@ class Workload:
         method = str(stage.info.get("method") or stage.settings.get("method", ""))
         self.methods[stage.name] = self.methods.get(self._input(stage, "start_from"), "") if method == AUTO else method
         if (how := HOW.get(stage.address)) is not None:
-            return how(self, stage)
+            return self._among_devices(stage, how(self, stage))
         if stage.address.startswith("bench.") and "seconds" in stage.settings:
-            return self._budgeted(stage)
+            return self._among_devices(stage, self._budgeted(stage))
         self._pass_on(stage)
         if stage.address in ROWS_PER_SECOND:
             rows = self._input_rows(stage, "chats").train
@@ -151,9 +160,20 @@ class Workload:
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        data = (self.targets, self.dtypes, self.rows, self.live, self.stored, self.taps)
+        data = (self.targets, self.shared, self.dtypes, self.rows, self.live, self.stored, self.taps)
         for table in (*data, self.drafts, self.methods):
             _also(table, name, other)
+
+    def _among_devices(self, stage: Stage, work: Work) -> Work:
+        """The work where its target is spread over GPUs: of those that work in turns, each waits for the others."""
+        number, at_once = self.shared.get(self._input(stage, "target"), (1, False))
+        is_whole = work.kind != "training" or self.live.get(self._input(stage, "features"), False)
+        if number == 1 or not is_whole or "target" not in work.memory:
+            return work
+        memory = {**work.memory, "target": work.memory["target"] // number}
+        share = number if at_once else 1
+        flops, moved = work.flops / share, work.moved / share
+        return replace(work, memory=memory, flops=flops, moved=moved, devices=max(number, work.devices))
 
     def _input(self, stage: Stage, slot: str) -> str:
         return next(iter(stage.inputs.get(slot, ())), "")
@@ -181,6 +201,9 @@ class Workload:
         setting = stage.settings["dtype"]
         dtype: Dtype = ("bfloat16" if self.on_gpu else "float32") if setting == "auto" else setting
         self.dtypes[stage.name] = dtype
+        if self.on_gpu:
+            tp_size, by_layers = stage.settings.get("tp_size", 1), stage.settings.get("device_map") == "auto"
+            self.shared[stage.name] = (self.count, False) if by_layers else (tp_size, True)
         stored = 2 * size.num_params
         far = 0 if local_folder(model) is not None else stored
         notes = ("it is quantised: its weights are counted in bfloat16",) if size.is_quantised else ()

@@ -47,6 +47,7 @@ from components.outside_json import JsonObject
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
 from components.targets.shape import TapLayers, check_tap_layers, taps_of
+from components.targets.spread import spread_shards
 
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
@@ -84,6 +85,7 @@ def record_features(
         for name in names
     ]
     todo = unfinished(shards)
+    spread_shards(ctx, target)
     num_tokens, hidden_size = int(answers.info["num_tokens"]), int(facts["shape"]["hidden_size"])
     check_space(ctx, num_tokens, hidden_size, storage, len(taps), share_left=len(todo) / max(1, len(names)))
     if todo:

@@ -12,11 +12,12 @@ again, and what was in flight is.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import httpx
 import torch
@@ -34,6 +35,8 @@ from components.targets.interface import AbstractTarget
 
 LIKELIEST: Final = 5
 """The server's next token must be among so many that the last state makes likeliest; rounding may swap the first."""
+POLL_S: Final = 0.02
+"""How often a process looks whether another one has what both need."""
 
 
 @dataclass
@@ -69,6 +72,21 @@ class StatesClient:
         """Ask for a conversation, int64 [T], and keep its file; raises RetryableError when the last attempt failed."""
         await self.patience.until_answered(lambda: self._attempt(client, model, row_id, ids))
 
+    async def bring_once(self, client: httpx.AsyncClient, model: str, row_id: str, ids: Tensor) -> None:
+        """As `bring`, among processes with the same folder: while one asks the others wait, and find what came.
+
+        Who asks holds a lock, which the system takes from a process that dies.
+        """
+        mark = self.file_of(row_id).with_suffix(".asked")
+        with mark.open("w") as asking:
+            while not _locked(asking):
+                await asyncio.sleep(POLL_S)
+            try:
+                if self.read_kept(row_id, ids) is None:
+                    await self.bring(client, model, row_id, ids)
+            finally:
+                mark.unlink(missing_ok=True)
+
     async def _attempt(self, client: httpx.AsyncClient, model: str, row_id: str, ids: Tensor) -> None:
         reply = await ask_for_states(client, self.server, model, ids.tolist(), self.shape, self.patience)
         file = self.folder / reply.file
@@ -90,6 +108,15 @@ class StatesClient:
                 f"{self.server.location}: says token {token} after {row_id}, which the target's norm and head do not "
                 "make of the last state; serve this target, with the number of its layers last"
             )
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether this process has the file's lock now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_states(file: Path, ids: Tensor, shape: StatesShape) -> States:

@@ -7,8 +7,8 @@ the rows that it evaluates on, does not wait for room.
 
 Files that still fit stay, over epochs, over a kill, and for the next drafter on the same answers. So with room for
 all, every conversation is asked for once; with room for what is read between two checkpoints, a kill asks for none
-twice; with less, each epoch asks anew. Several training processes share the folder, each with its part of the buffer;
-what all of them read, to scale and to evaluate a drafter, each asks for.
+twice; with less, each epoch asks anew. Several training processes share the folder, each with its part of the buffer
+and its share of every batch; what all of them read, to scale and to evaluate a drafter, one of them asks for.
 """
 
 from __future__ import annotations
@@ -36,12 +36,22 @@ class StreamedFeatures(FeatureSource):
     """Features that a server computes, for as long as its block lasts (contextlib.closing)."""
 
     def __init__(
-        self, source: FeatureSource, states: StatesClient, concurrency: int, buffer_bytes: int, wait_s: float
+        self,
+        source: FeatureSource,
+        states: StatesClient,
+        concurrency: int,
+        buffer_bytes: int,
+        wait_s: float,
+        *,
+        alone: bool = True,
     ) -> None:
-        """Waits `wait_s` for the server; raises UserError where it cannot be one of hidden states."""
+        """Waits `wait_s` for the server; raises UserError where it cannot be one of hidden states.
+
+        alone: whether no other process trains from the same folder.
+        """
         super().__init__(source.path, source.manifest)
         sizes = {row.row_id: self._bytes_of(row) for row in self._rows}
-        self._buffer = _Buffer(states, sizes, concurrency, buffer_bytes)
+        self._buffer = _Buffer(states, sizes, concurrency, buffer_bytes, alone)
         self._buffer.start(wait_s, max((row.num_tokens for row in self._rows), default=0))
 
     def _bytes_of(self, row: FeatureRow) -> int:
@@ -90,7 +100,8 @@ def with_states(source: FeatureSource, model: AbstractTarget, num_processes: int
         num_checked=settings["num_checked"],
     )
     room = int(settings["buffer_gb"] * 1e9) // num_processes
-    return StreamedFeatures(source, states, settings["concurrency"], room, settings["wait_s"])
+    alone = num_processes == 1
+    return StreamedFeatures(source, states, settings["concurrency"], room, settings["wait_s"], alone=alone)
 
 
 Asked = tuple[str, Tensor]
@@ -107,8 +118,9 @@ class _Buffer:
     All but `read` and the starting happens in the thread's event loop, so nothing is locked.
     """
 
-    def __init__(self, states: StatesClient, sizes: dict[str, int], concurrency: int, room: int) -> None:
+    def __init__(self, states: StatesClient, sizes: dict[str, int], concurrency: int, room: int, alone: bool) -> None:
         self._states, self._sizes, self._concurrency, self._room = states, sizes, concurrency, room
+        self._bring_one = states.bring if alone else states.bring_once
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hidden states", daemon=True)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # conversations that are asked for
@@ -212,7 +224,7 @@ class _Buffer:
 
     async def _bring(self, row_id: str, ids: Tensor) -> None:
         async with self._flights:
-            await self._states.bring(self._client, self._model, row_id, ids)
+            await self._bring_one(self._client, self._model, row_id, ids)
 
     async def _bring_again(self, row_id: str, ids: Tensor) -> None:
         if row_id not in self._tasks:

@@ -34,6 +34,7 @@ from components.files import sweep
 from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, open_tokenizer, target_facts, threads_for
+from components.targets.spread import spread_shards
 
 
 def write_answers(
@@ -79,6 +80,7 @@ def write_answers(
         )
         for number, start in enumerate(range(0, len(jobs), shard_size))
     ]
+    spread_shards(ctx, target)
     started, num_tokens, done = time.monotonic(), 0, len(shards) - len(unfinished(shards))
     for num_new_tokens in ctx.map(answer_shard, shards, what="shards of answers"):
         num_tokens, done = num_tokens + num_new_tokens, done + 1

@@ -72,6 +72,15 @@ class NativeMtpModule(nn.Module):
             self.last_norm = lambda out: target.final_norm(out.to(target.dtype)).float()
         self._rotary = (type(body.rotary_emb)(config),)  # in a tuple: nothing of it is trained or saved
 
+    def keep_experts(self) -> None:
+        """Let training leave the routed experts as they are: they are saved, and have no gradients or moments."""
+        mlp = self.block.mlp
+        experts = list(mlp.experts.modules()) if hasattr(mlp, "experts") else []
+        for part in experts:
+            for name, weight in list(part.named_parameters(recurse=False)):
+                delattr(part, name)
+                part.register_buffer(name, weight.detach())
+
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """[B, R, H] each, positions int64 [B, R], mask [B, 1, R, cached + R]; the rows join `cache`. -> [B, R, H]."""
         both = (self.token_norm(embedded), self.hidden_norm(hidden))
@@ -132,7 +141,7 @@ class TargetHeadDraft(AbstractDraft):
 
 @final
 class MtpNative(TargetHeadDraft):
-    """See the module docstring. Trained parameters: module.*, every tensor of the checkpoint's MTP module."""
+    """See the module docstring. Trained parameters: module.*, the tensors of the checkpoint's MTP module."""
 
     method: ClassVar[str] = "mtp"
     packs: ClassVar[bool] = True
@@ -160,6 +169,8 @@ class MtpNative(TargetHeadDraft):
         module.load_state_dict(
             {name: t.float() for name, t in weights.read(module.state_dict(), checkpoint_name).items()}
         )
+        if not settings.train_experts:
+            module.keep_experts()
         return cls(target, module, draft_ids, settings).to(target.device)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -93,6 +93,9 @@ FAMILIES = GEMMAS | frozenset(
     {"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "qwen3_moe", "mixtral", "gpt_oss"}
 )
 """Families whose passes are at least 1.1 times as fast as transformers' (the median of benchmarks/own_pass.py)."""
+LIKE_LLAMA_AT_THE_ENDS = frozenset({"deepseek_v3", "ernie4_5_moe", "glm4_moe", "qwen3_next"})
+"""Families that transformers runs, of which embedding, final norm and head can be opened alone all the same."""
+ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 ROPE_TYPES = frozenset({"default", "llama3", "linear", "yarn"})
 _ATTENTION = {"full_attention", "sliding_attention"}
 
@@ -134,6 +137,17 @@ def architecture_of(config: Any) -> Architecture | None:
         logit_cap=float(config.final_logit_softcapping or 0.0) if has_sandwich else 0.0,
         experts=experts,
     )
+
+
+def ends_of(config: Any, names: set[str]) -> Architecture | None:
+    """An architecture whose embedding, final norm and head are those of this checkpoint; its layers are not known."""
+    if config.model_type not in LIKE_LLAMA_AT_THE_ENDS or not names.issuperset(_ends_stored(config)):
+        return None
+    return Architecture(windows=(), rope_kinds=(), ropes=(), plus_one=config.model_type == "qwen3_next")
+
+
+def _ends_stored(config: Any) -> tuple[str, ...]:
+    return ENDS[:2] if config.tie_word_embeddings else ENDS
 
 
 def _experts_of(config: Any) -> ExpertSettings | None:
@@ -181,8 +195,11 @@ def is_supported(config: Any, shape: TargetShape, names: set[str]) -> bool:
 def check_shapes(config: Any, shape: TargetShape, shapes: Mapping[str, list[int]], location: str) -> None:
     """Raises UserError where a tensor has another shape than config.json implies. shapes: by tensor name."""
     architecture = architecture_of(config)
-    assert architecture is not None
-    for name, expected in tensors_of(architecture, shape, set(shapes)).items():
+    table, width = [shape.vocab_size, shape.hidden_size], [shape.hidden_size]
+    tensors = dict(zip(_ends_stored(config), (table, width, table), strict=False))
+    if architecture is not None:
+        tensors = tensors_of(architecture, shape, set(shapes))
+    for name, expected in tensors.items():
         if shapes[name] != expected:
             raise UserError(
                 f"{location}: {name} is {shapes[name]}, and config.json asks for {expected}: they do not go together"

@@ -25,10 +25,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from components.outside_json import JsonObject
 from components.targets.forward.architecture import (
+    ENDS,
     Activation,
     ClampedSwiglu,
     ReadWeight,
     architecture_of,
+    ends_of,
     read_apart,
 )
 from components.targets.forward.linear import Linear, lay_out
@@ -170,7 +172,7 @@ class FastTarget(AbstractTarget):
     ) -> None:
         """layers: False reads embedding, final norm and head alone; such a target runs no passes."""
         self.shape, self.device, self.dtype = shape, device, dtype
-        architecture = architecture_of(config)
+        architecture = architecture_of(config) or (None if layers else ends_of(config, set(ENDS)))
         assert architecture is not None, f"{config.model_type} is not known here"
         self._config, self.architecture = config, architecture
         self._eps = shape.rms_norm_eps

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from components.contract import UserError
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
@@ -123,10 +124,11 @@ class TransformersTarget(AbstractTarget):
                 handle.remove()
         for module, output in outputs:
             if read and output.shape == read[0].shape:
-                if torch.equal(output.nan_to_num(), read[0].nan_to_num()):
+                taken = read[0].to(output.device)  # layers may be spread over GPUs
+                if torch.equal(output.nan_to_num(), taken.nan_to_num()):
                     return module, 1.0
-                factor = float((output * read[0]).sum() / (output * output).sum())
-                if torch.allclose(output * factor, read[0], rtol=1e-3, atol=1e-3):
+                factor = float((output * taken).sum() / (output * output).sum())
+                if torch.allclose(output * factor, taken, rtol=1e-3, atol=1e-3):
                     return module, factor
         return None
 
@@ -213,7 +215,7 @@ class TransformersTarget(AbstractTarget):
             self._catching = False
             caught, self._caught = self._caught, {}
         cache.append(valid, calls)
-        scores = None if logits == "none" else self.silence(output.logits.float())
+        scores = None if logits == "none" else self.silence(output.logits.to(self.device).float())
         if logits == "last":
             assert scores is not None and isinstance(keep, Tensor)
             place = torch.searchsorted(keep, last_row.to(self.device))
@@ -226,8 +228,8 @@ class TransformersTarget(AbstractTarget):
                 f"{self._location}: its layers pass on several streams (shape {streams}): there are no auxiliary hidden"
                 " states to tap"
             )
-        tapped = torch.cat([caught[tap] for tap in taps], dim=-1) if taps else None
-        return TargetPass(scores, tapped, caught["last"])
+        tapped = torch.cat([caught[tap].to(self.device) for tap in taps], dim=-1) if taps else None
+        return TargetPass(scores, tapped, caught["last"].to(self.device))
 
     def _rows_at_once(self, cache: SlotCache, valid: Tensor) -> int:
         """Rows of a pass that may run together: one where states continue by one row; few where masks grow large."""
@@ -286,20 +288,24 @@ class TransformersTarget(AbstractTarget):
 
     def final_norm(self, last: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `last`."""
-        return self._norm(last)
+        return self._norm(last).to(self.device)
 
     def unembed(self, normed: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `normed`."""
-        logits = self._head(normed).float() * self._scale
+        logits = self._head(normed).to(self.device).float() * self._scale
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     @property
     def embedding(self) -> Tensor:
         weight: Tensor = self.model.get_input_embeddings().weight
-        return weight if is_plain(weight) else self._dequantised_embedding
+        return weight if is_plain(weight) else self._whole_embedding
 
     @functools.cached_property
-    def _dequantised_embedding(self) -> Tensor:
+    def _whole_embedding(self) -> Tensor:
+        """Of a matrix that is quantised or divided among processes."""
+        weight = self.model.get_input_embeddings().weight
+        if isinstance(weight, DTensor):
+            return weight.full_tensor()
         ids = torch.arange(self.shape.vocab_size, device=self.device)
         rows: Tensor = nn.functional.embedding(ids, self.model.get_input_embeddings().weight)
         return rows.to(self.dtype)

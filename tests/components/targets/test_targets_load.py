@@ -16,7 +16,8 @@ from tiny_families import make_family
 from tiny_targets import make_tiny_target
 
 from components.contract import UserError
-from components.targets.load import open_target, open_tokenizer
+from components.targets.forward.architecture import LIKE_LLAMA_AT_THE_ENDS
+from components.targets.load import is_read_whole, open_target, open_tokenizer
 
 
 def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> None:
@@ -157,6 +158,22 @@ def test_without_layers_it_reads_no_layer_and_says_the_same_at_both_ends(family:
     last = torch.randn(1, 5, whole.shape.hidden_size, dtype=torch.bfloat16)
     assert torch.equal(ends.embedding, whole.embedding)
     assert torch.equal(ends.unembed(ends.final_norm(last)), whole.unembed(whole.final_norm(last)))
+
+
+@pytest.mark.parametrize("family", sorted(LIKE_LLAMA_AT_THE_ENDS))
+def test_of_families_that_transformers_runs_the_ends_alone_are_read_as_well(family: str, tmp_path: Path) -> None:
+    folder = make_family(family, tmp_path / "target")
+    spoilt_tensor("model.norm.weight", lambda weight: weight.uniform_(0.5, 1.5))(folder)
+    whole = open_target(folder, dtype="float32")
+    assert whole.kernel == "transformers" and not is_read_whole(folder)
+    spoilt_tensor("model.layers.0.input_layernorm.weight", lambda weight: weight.fill_(torch.nan))(folder)
+    ends = open_target(folder, kernel="plain", dtype="float32", layers=False)
+    with pytest.raises(UserError, match="holds NaN"):
+        open_target(folder, dtype="float32")
+    last = torch.randn(1, 5, whole.shape.hidden_size)
+    assert torch.equal(ends.embedding, whole.embedding)
+    ours, theirs = (one.unembed(one.final_norm(last)) for one in (ends, whole))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_target_larger_than_the_free_memory_is_refused_before_it_is_read(

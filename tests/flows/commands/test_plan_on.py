@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
 TOKENS_OF_A_ROW = 256 + 512  # what is assumed of prompts, and all that max_new_tokens allows
 
 
-def job(model: str, num_train: int = 1000, **of_training: object) -> Pipeline:
+def job(
+    model: str, num_train: int = 1000, spread: Mapping[str, object] = MappingProxyType({}), **of_training: object
+) -> Pipeline:
     """From a target to a drafter and its acceptance."""
     return pipeline(
         "job",
-        target=step("targets.load_target", model=model),
+        target=step("targets.load_target", model=model, **spread),
         prompts=step("data.collect_prompts", num_train=num_train, num_validation=0, num_test=8),
         answers=step("data.write_answers", "target", "prompts", max_new_tokens=512),
         features=step("data.record_features", "target", "answers"),
@@ -57,6 +61,21 @@ def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: C
     twice, _, of_one = planned(draftsmith, made, tmp_path, "--on", "h100x1")
     assert twice == 1
     assert any("needs 8 GPUs" in fault for fault in of_one["draft"]["faults"])
+
+
+def test_a_target_that_is_spread_takes_a_share_of_every_gpu(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    seconds = {}
+    for name, spread in (("turns", {"device_map": "auto"}), ("once", {"tp_size": 8}), ("one", {})):
+        made = job(str(CONFIGS / "meta-llama--Llama-3.3-70B-Instruct"), num_train=4000, spread=spread)
+        _, said, steps = planned(draftsmith, made, tmp_path, "--on", "h100x8")
+        for what in ("answers", "features", "acceptance"):
+            whole = (4 if what == "acceptance" else 2) * 70_553_706_496  # it measures in float32
+            assert steps[what]["memory"]["target"] == (whole if name == "one" else whole // 8)
+            assert steps[what]["devices"] == (1 if name == "one" else 8)
+            assert bool(steps[what]["faults"]) == (name == "one"), said["faults"]
+        assert steps["draft"]["devices"] == 1, "three tensors of it are not spread"
+        seconds[name] = steps["features"]["seconds"]
+    assert seconds["turns"] == seconds["one"] > 4 * seconds["once"]
 
 
 def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: Path, tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ from components.drafts.methods.mtp import Mtp
 from components.drafts.methods.mtp_native import MtpNative
 from components.drafts.settings import MtpSettings
 from components.drafts.storage.files import open_draft, read_draft
+from components.drafts.training.optimizer import Optimizer
 from components.publish.formats.mtp import stitch
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
+from components.targets.stand_in import make_stand_in
 
 SETTINGS = {"mtp": {"start": "own", "recursive_steps": 3}}
 Checkpoint = Callable[[str], Path]
@@ -164,3 +166,34 @@ def test_a_fine_tuned_module_is_put_back_and_nothing_else_changes(
     again = own_drafter(open_target(tmp_path / "mtp", dtype="float32", kernel="plain"))
     for name, tensor in again.module.state_dict().items():
         assert torch.equal(tensor, drafter.module.state_dict()[name]), name  # type: ignore[attr-defined]
+
+
+def test_kept_experts_are_saved_as_they_were_and_the_rest_learns(opened: Callable[[str], AbstractTarget]) -> None:
+    target = opened("deepseek")
+    settings = MtpSettings.model_validate({**SETTINGS["mtp"], "train_experts": False})
+    draft, before = Mtp.build(target, settings, torch.arange(0, 384, 2)), own_drafter(target).state_dict()
+    optimizer = Optimizer(draft, "muon", 0.0, 1.0)
+    optimizer.update(draft.losses(batch_of(target)).loss, 1e-2, 1.0)
+    after = draft.state_dict()
+    assert before.keys() == after.keys(), "they are saved, and read again"
+    same = {name for name, weight in before.items() if torch.equal(weight, after[name])}
+    assert {name for name in same if ".experts." in name} == {name for name in before if ".experts." in name}
+    assert "module.projection.weight" not in same and "module.block.mlp.shared_experts.up_proj.weight" not in same
+
+
+def test_the_stand_in_of_a_model_with_a_module_of_its_own_has_one(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = json.loads((checkpoint("deepseek") / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    ctx = new_context(tmp_path)
+    made = make_stand_in(model=str(folder), ctx=ctx)
+    draft = own_drafter(open_target(made.path, dtype="float32"))
+    proposal = draft.propose(
+        draft.new_state(8),
+        CommittedPositions(torch.tensor([5]), torch.zeros(1, 3), torch.ones(1, draft.target.shape.hidden_size)),
+        3,
+        Sampling(),
+        torch.Generator(),
+    )
+    assert len(proposal.tokens) == 3
