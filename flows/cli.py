@@ -42,6 +42,7 @@ COMMANDS = {
     "plan": ("check", "first-pipeline"),
     "rehearse": ("rehearse", "my-model"),
     "run": ("run", "first-pipeline"),
+    "night": ("rehearse", "nightly"),
     "remeasure": ("remeasure", "operate"),
     "validate": ("inspect", "engines"),
     "convert": ("inspect", "engines"),

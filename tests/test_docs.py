@@ -175,7 +175,7 @@ def test_whole_pipelines_are_right(
 def test_parts_of_pipelines_name_steps_inputs_and_settings_that_exist(block: Block) -> None:
     content = yaml.safe_load(block.text)
     steps = [step for step in content.values() if isinstance(step, dict) and "uses" in step]
-    assert steps or set(content) <= {"overlap", "approval", "retry", "triggers", "retention"}
+    assert steps or set(content) <= {"overlap", "approval", "retry", "notify", "triggers", "retention"}
     for step in steps:
         function = resolve(step["uses"])
         assert set(step.get("in", {})) <= set(function.slots), f"{block.page.name}: inputs of {step['uses']}"

@@ -1,10 +1,12 @@
-"""`draftsmith rehearse`: a pipeline whole, within minutes, with small numbers and a stand-in for a large target."""
+"""`draftsmith rehearse`: a pipeline whole, within minutes, with small numbers and a stand-in for a large target.
+
+`draftsmith night`: the nightly one, for real or rehearsed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -18,9 +20,11 @@ from components.contract import Artifact, NothingNew, UserError
 from components.data.sources.python_stdlib import write_module_chats
 from components.engines.stand_in_server import stand_in_server
 from components.text import shorten
+from flows.commands.run import run
 from flows.commands.run_output import Display, duration
 from flows.commands.terminal import DEFAULT_FILE, Device, File, Invocation, Params, Pipeline, Seed, echo, out
 from flows.execution.engine import Engine
+from flows.execution.hubs import reach_hubs
 from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_rehearsal
 from flows.planning.rehearsal import StandIns
@@ -50,8 +54,7 @@ def rehearse(
 
     Nothing enters the history, the registry or the store.
     """
-    if online:
-        os.environ["HF_HUB_OFFLINE"] = "0"
+    reach_hubs(pipeline, declared=False, asked=online)
     options = RunOptions(file, None, device, seed, packages=Invocation.packages)
     home = Store(options.home).home / "rehearsals" / pipeline
     began = time.monotonic()
@@ -79,6 +82,28 @@ def rehearse(
     passed = sum(one.state == "passed" for one in went.values())
     echo(f"{pipeline}: {passed} of {len(went)} steps passed in {duration(time.monotonic() - began)}")
     return 1 if failed else 0
+
+
+def night(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline that runs every night.")] = "nightly",
+    param: Params = [],  # noqa: B006
+    *,
+    rehearsed: Annotated[
+        bool, typer.Option("--rehearse", help="Play it through, small, on the last traffic; nothing is kept.")
+    ] = False,
+    device: Device = "auto",
+    seed: Seed = 0,
+    file: File = DEFAULT_FILE,
+) -> int | None:
+    """Run the nightly pipeline now, as `draftsmith run nightly` does.
+
+    With --rehearse its steps run small, with the champion and on the traffic that is there, read or not: what would
+    fail at two at night fails now. Nothing is promoted, registered or marked as read.
+    """
+    if rehearsed:
+        return rehearse(pipeline, param, device=device, seed=seed, file=file)
+    run(pipeline, param, device=device, seed=seed, file=file)
+    return None
 
 
 def run_all(plan: Plan, store: Store, display: Display) -> dict[str, Rehearsed]:

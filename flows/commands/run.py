@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -53,9 +52,7 @@ def run(
     file: File = DEFAULT_FILE,
 ) -> None:
     """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
-    if online:
-        os.environ["HF_HUB_OFFLINE"] = "0"
-    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages, trial)
+    options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages, trial, online)
     how = "direct" if direct else "prefect"
     planned, store = plan_to_run(pipeline, param, options, how=how)  # wrong input ends here, before anything is started
     require_writable(store.home)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from components.speedup.comparison.promotion_rule import judge
 from components.tables import format_bytes
 from components.text import message_of
 from flows.execution.engine import Engine, OnEvent
+from flows.execution.hubs import reach_hubs
 from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
+from flows.spec.schema import load_spec, pipeline_of
 from storage.artifacts.store import Store, require_writable
 from storage.collect import collect, find_items
 from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
@@ -59,7 +61,9 @@ class RunOutcome:
 def plan_to_run(
     pipeline: str, params: Values | Sequence[str], options: RunOptions, *, how: str, flow_run_id: str = ""
 ) -> tuple[Plan, Store]:
-    """As `plan_run`; a run that cannot be planned is recorded as one that failed. how, flow_run_id: as for `execute`.
+    """As `plan_run`; a run that may not reach hubs, or cannot be planned, is recorded as one that failed.
+
+    how, flow_run_id: as for `execute`.
 
     Raises:
         UserError: one line for each thing that is wrong.
@@ -70,6 +74,12 @@ def plan_to_run(
             require_writable(home)
             record_refusal(home, pipeline, dict(values), judge, reason, how=how, flow_run_id=flow_run_id)
 
+    declared = pipeline_of(load_spec(options.file), pipeline)
+    try:
+        reach_hubs(pipeline, declared=declared.online, asked=options.online)
+    except UserError as error:
+        record(Store(options.home).home, params if isinstance(params, Mapping) else {}, str(error))
+        raise
     return plan_run(pipeline, params, options, record)
 
 

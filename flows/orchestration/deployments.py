@@ -5,16 +5,14 @@ server is read first and compared field by field, so a second `deploy` changes n
 wake what somebody has paused in the UI and leave removed schedules running, so single changes are sent instead.
 A deployment belongs to the file that made it (DRAFTSMITH_PIPELINES in its job variables): files may share a server.
 
-`triggers:` are automations, one for each trigger of each pipeline. After a pipeline: Prefect's own event of a run that
-ended as "Completed" (a dry run, a part of a run and a night without news end under other names). A file or a registry
-alias: the events of flows/orchestration/event_watcher.py. What a person has switched off in the UI stays off.
+`triggers:` and `notify:` are automations (flows/orchestration/automations.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -26,9 +24,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTag
 from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, WorkPool
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.events.actions import RunDeployment
-from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
@@ -36,36 +32,17 @@ from components.contract import UserError
 from components.machine import num_usable_cores
 from components.outside_json import JsonObject
 from components.text import did_you_mean
+from flows.orchestration.automations import Change, automation_changes, deployment_id, find_automations
 from flows.orchestration.compiled_flow import compile_flow, version_of
-from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
 from flows.orchestration.ui_artifacts import machine_limit
 from flows.planning.step_signature import PACKAGES
 from flows.services.client import WORK_POOL
 from flows.spec.placement import RunsOn, parse_pipeline_placement
-from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, TriggerSpec, load_spec
+from flows.spec.schema import PipelineSpec, ScheduleSpec, Spec, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "draftsmith"
 COLLISION = {"wait": "ENQUEUE", "skip": "CANCEL_NEW"}
-
-
-@dataclass(frozen=True)
-class Change:
-    """One line of the plan.
-
-    action: "create", "update", "prune", or "keep" for a setting made by hand, which stays.
-    kind:   "pipeline", "schedule", "trigger", "pool" or "limit". name: "quickstart", "quickstart/nightly".
-    reason: what differs, in words. apply: makes the change.
-    """
-
-    action: str
-    kind: str
-    name: str
-    reason: str = ""
-    apply: Callable[[SyncPrefectClient], object] | None = field(default=None, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.action:<6}  {self.kind:<8}  {self.name}" + (f"  ({self.reason})" if self.reason else "")
 
 
 def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -> list[Change]:
@@ -90,7 +67,7 @@ def plan_changes(file: Path, home: Path, packages: tuple[str, ...] = PACKAGES) -
             for name, deployment in deployments.items()
             if name not in spec.pipelines
         ]
-        changes += trigger_changes(client, file, spec)
+        changes += automation_changes(client, file, spec)
     return changes
 
 
@@ -126,7 +103,7 @@ def rename_deployment(
             before = client.read_deployment_by_name(f"{former}/{former}")
         except ObjectNotFound:
             before = None
-        off = {one.name.removeprefix(f"{former}: ") for one in _automations(client) if not one.enabled}
+        off = {one.name.removeprefix(f"{former}: ") for one in find_automations(client) if not one.enabled}
     changes = plan_changes(file, home, packages)
     apply_changes(changes)
     with get_client(sync_client=True) as client:
@@ -138,16 +115,11 @@ def rename_deployment(
             for schedule in now.schedules:
                 if schedule.slug in asleep:
                     client.update_deployment_schedule(now.id, schedule.id, active=False)
-        for one in _automations(client):
+        for one in find_automations(client):
             if one.name.startswith(f"{present}: ") and one.name.removeprefix(f"{present}: ") in off:
                 client.pause_automation(one.id)
     apply_changes(plan_changes(file, home, packages))  # a schedule forgets its parameters when it is paused
     return [change for change in changes if change.apply is not None]
-
-
-def deployment_id(client: SyncPrefectClient, name: str) -> Any:
-    """The id of a pipeline's deployment, which `create` has made just before."""
-    return client.read_deployment_by_name(f"{name}/{name}").id
 
 
 def _deployments(client: SyncPrefectClient, file: Path, spec: Spec) -> dict[str, DeploymentResponse]:
@@ -349,98 +321,3 @@ def _update_schedule(existing: DeploymentSchedule, schedule: ScheduleSpec, clien
 def _delete_schedule(existing: DeploymentSchedule, client: SyncPrefectClient) -> None:
     assert existing.deployment_id is not None
     client.delete_deployment_schedule(existing.deployment_id, existing.id)
-
-
-def trigger_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterator[Change]:
-    """The changes that make the automations of this file match its triggers."""
-    mark = f"Made by `draftsmith deploy` from {file.resolve()}"
-    deployed = {a.name: a for a in _automations(client) if a.description == mark}
-    for pipeline, declared in spec.pipelines.items():
-        names: dict[str, int] = {}
-        for trigger in declared.triggers:
-            label = trigger_label(trigger)
-            names[label] = names.get(label, 0) + 1
-            name = f"{pipeline}: {label}" + (f" ({names[label]})" if names[label] > 1 else "")
-            automation = deployed.pop(name, None)
-            put = partial(_put_automation, automation, name, pipeline, trigger, file, mark)
-            if automation is None:
-                yield Change("create", "trigger", name, "", put)
-                continue
-            if not automation.enabled:
-                yield Change("keep", "trigger", name, "switched off by hand, stays off")
-            if _differs(client, automation, pipeline, trigger, file):
-                yield Change("update", "trigger", name, "", put)
-    for name, automation in deployed.items():
-        delete = methodcaller("delete_automation", automation.id)
-        yield Change("prune", "trigger", name, "no longer in the file", delete)
-
-
-def trigger_label(trigger: TriggerSpec) -> str:
-    """A trigger as the UI names it: "after quickstart", "file in/*.jsonl", "registry NAME@champion"."""
-    if trigger.after is not None:
-        return f"after {trigger.after}"
-    if trigger.file is not None:
-        return f"file {trigger.file}"
-    return f"registry {trigger.registry}@{trigger.alias}"
-
-
-def _expected_event(trigger: TriggerSpec, file: Path) -> JsonObject:
-    """The event that fires a trigger: its names, and which resource it is about."""
-    if trigger.after is not None:
-        flow = {"prefect.resource.role": "flow", "prefect.resource.name": trigger.after}
-        match = {"prefect.resource.id": "prefect.flow-run.*"}
-        return {"expect": {"prefect.flow-run.Completed"}, "match": match, "match_related": flow}
-    if trigger.file is not None:
-        match = {"prefect.resource.id": file_resource(pattern_of(file, trigger.file))}
-        return {"expect": {FILE_EVENT}, "match": match, "match_related": {}}
-    assert trigger.registry is not None, "spec.py lets one of the three through"
-    match = {"prefect.resource.id": move_resource(trigger.registry, trigger.alias)}
-    return {"expect": {MOVE_EVENT}, "match": match, "match_related": {}}
-
-
-def _automation(name: str, identity: Any, trigger: TriggerSpec, file: Path, mark: str, enabled: bool) -> AutomationCore:
-    return AutomationCore(
-        name=name,
-        description=mark,
-        enabled=enabled,
-        trigger=EventTrigger(posture=Posture.Reactive, threshold=1, **_expected_event(trigger, file)),
-        actions=[RunDeployment(source="selected", deployment_id=identity, parameters=trigger.params or None)],
-    )
-
-
-def _differs(
-    client: SyncPrefectClient, automation: Automation, pipeline: str, trigger: TriggerSpec, file: Path
-) -> bool:
-    """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
-    try:
-        identity = deployment_id(client, pipeline)
-    except ObjectNotFound:
-        return True
-    desired = _automation(automation.name, identity, trigger, file, automation.description, automation.enabled)
-    keys = {"trigger": {"expect", "match", "match_related"}, "actions": True}
-    return _comparable_fields(desired, keys) != _comparable_fields(automation, keys)
-
-
-def _comparable_fields(automation: AutomationCore, keys: Any) -> Any:
-    fields = automation.model_dump(mode="json", include=keys)
-    fields["actions"] = [(action["deployment_id"], action["parameters"] or {}) for action in fields["actions"]]
-    return fields
-
-
-def _put_automation(
-    existing: Automation | None, name: str, pipeline: str, trigger: TriggerSpec, file: Path, mark: str, client: Any
-) -> None:
-    """Create or update an automation; one that a person has switched off stays off."""
-    enabled = existing is None or existing.enabled
-    desired = _automation(name, deployment_id(client, pipeline), trigger, file, mark, enabled)
-    if existing is None:
-        client.create_automation(desired)
-    else:
-        client.update_automation(existing.id, desired)
-
-
-def _automations(client: SyncPrefectClient) -> Iterator[Automation]:
-    offset = 0
-    while page := client.read_automations(limit=200, offset=offset):
-        offset += len(page)
-        yield from page

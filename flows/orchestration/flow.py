@@ -29,6 +29,7 @@ from flows.execution.local_run import RunOutcome, execute, plan_to_run
 from flows.execution.messages import Event, RunConnection, StepFailed
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
+from flows.orchestration.notifications import Happened, happened_in, tell
 from flows.orchestration.prefect_server import TemporaryServer
 from flows.orchestration.retry import try_again
 from flows.orchestration.ui_artifacts import Screen
@@ -106,8 +107,11 @@ def run_as_tasks(
         screen.show_outcome(outcome)
         answers = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
         answers += try_again(plan, outcome)
+        answers += _tell(plan, happened_in(outcome), somebody_may_answer)
     except (UserError, StepFailed) as error:
         results.append(error)
+        if not somebody_may_answer:  # else the server's own event of it is told
+            _tell(plan, [("failed", str(error))], somebody_may_answer)
         return Failed(message=str(error))
     except BaseException as error:
         results.append(error)
@@ -120,6 +124,12 @@ def run_as_tasks(
     done = f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"
     message = "; ".join([done, *outcome.decided, *answers])
     return Completed(name="Completed" if whole else "Partial", message=message)
+
+
+def _tell(plan: Plan, happened: Happened, watched: bool) -> list[str]:
+    """Tell whom the pipeline names; one line for each that could not be told."""
+    notify = plan.declared.notify if plan.declared is not None else None
+    return tell(plan.pipeline, happened, notify, watched=watched)
 
 
 def _ask_approval(

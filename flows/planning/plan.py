@@ -141,6 +141,7 @@ class RunOptions:
     """How to run, apart from pipeline and parameters; the same for Prefect and for `--direct`.
 
     trial: the release of this run stays out of the registry; everything else is kept as ever.
+    online: a person lets its steps reach hubs.
     """
 
     file: Path = Path("pipelines.yaml")
@@ -152,6 +153,7 @@ class RunOptions:
     force: tuple[str, ...] = ()
     packages: tuple[str, ...] = PACKAGES
     trial: bool = False
+    online: bool = False
 
 
 Refused = Callable[[Path, Values, str], None]

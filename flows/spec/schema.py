@@ -99,6 +99,22 @@ class RetentionSpec(_Strict):
         return [value] if isinstance(value, str) else value
 
 
+Telling = Literal["failed", "refused", "promoted", "waiting", "drift"]
+
+
+class NotifySpec(_Strict):
+    """Who hears of the runs of a pipeline: a notification block of Prefect, named as TYPE/NAME ("slack-webhook/ops").
+
+    on: what is told: a run that failed (or died), a release that the gate refused or made champion, one that waits for
+    a person's yes, traffic that has drifted. verdict_within_days: also told is when the gate has judged nothing for so
+    long; None: nobody waits for it.
+    """
+
+    on: list[Telling] = Field(default=["failed", "refused", "promoted", "drift"], min_length=1)
+    to: str = Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
+    verdict_within_days: float | None = Field(default=None, ge=0.0002, le=366)
+
+
 class StepSpec(_Strict):
     """One step: which function, fed by what, with which settings."""
 
@@ -122,7 +138,9 @@ class PipelineSpec(_Strict):
     overlap:  what a second run does while one goes on: wait, or skip (end as cancelled); None: they run side by side.
     approval: `true`, or {within_minutes: N}; None: the promotion gate decides alone.
     retry:    what a disturbed measurement leads to; None: nothing, the next schedule comes anyway.
+    notify:   who hears how its runs ended; None: nobody.
     runs_on:  the Prefect work pool that takes its runs, and their GPUs; None: the one of `draftsmith up`.
+    online:   its steps read from hubs and upload to them, where the operator allows it (flows/execution/hubs.py).
     trust_remote_code: models whose own Python code may run when they come from elsewhere (registry:, store:, path:).
     """
 
@@ -133,7 +151,9 @@ class PipelineSpec(_Strict):
     overlap: Literal["wait", "skip"] | None = None
     approval: ApprovalSpec | None = None
     retry: RetrySpec | None = None
+    notify: NotifySpec | None = None
     runs_on: Any = None
+    online: bool = False
     trust_remote_code: list[str] = []
     steps: dict[str, StepSpec] = Field(min_length=1)
 
@@ -298,13 +318,15 @@ def _model_at(place: tuple[str | int, ...]) -> type[BaseModel]:
         return ApprovalSpec
     if len(place) == 3 and place[2] == "retry":
         return RetrySpec
+    if len(place) == 3 and place[2] == "notify":
+        return NotifySpec
     return PipelineSpec if len(place) >= 2 else _File
 
 
 def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
     """A pydantic fault in our words, with its line."""
     place = tuple(fault["loc"])
-    name, around = str(place[-1]), place[:-1]
+    name, around = str(next(part for part in reversed(place) if isinstance(part, str))), place[:-1]
     line = lines.at(*place)
     prefix = _location_prefix(place)
     kind, context, value = fault["type"], fault.get("ctx", {}), fault["input"]
@@ -324,7 +346,10 @@ def _describe_fault(fault: Any, lines: Lines) -> tuple[int, str]:
         words = ", ".join(choices)
         return line, f"{prefix}'{name}' must be one of {words}, not {show(value)}{did_you_mean(value, choices, 0)}"
     if kind == "string_pattern_mismatch":
-        expected = 'a time of day such as "06:00"' if name == "until" else "a-z, 0-9 and - only"
+        expected = {
+            "until": 'a time of day such as "06:00"',
+            "to": "a block as TYPE/NAME, such as slack-webhook/ops",
+        }.get(name, "a-z, 0-9 and - only")
     for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
         if bound in context:
             expected = f"{words} {context[bound]:g}"

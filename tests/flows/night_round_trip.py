@@ -1,9 +1,12 @@
-"""Deploys two nights and runs each as a worker does: night_round_trip.py FILE HOME UNTIL."""
+"""Deploys two nights, runs each as a worker does, and listens for what is told: night_round_trip.py FILE HOME UNTIL."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -17,8 +20,12 @@ from flows.orchestration.prefect_server import prepare  # noqa: E402
 def nights(until: str) -> str:
     """A night without a champion, and one whose measurement was disturbed."""
     retry = {"when": "noisy", "until": until, "every_minutes": 20}
+    told = {"on": ["failed", "drift"], "to": "custom-webhook/ops", "verdict_within_days": 0.0002}
     lost = pipeline(
-        "lost", soil=step("toys.plant"), judged=step("toys.judge", {"corpus": "soil", "draft": "registry:oak@champion"})
+        "lost",
+        keys={"notify": told},
+        soil=step("toys.plant"),
+        judged=step("toys.judge", {"corpus": "soil", "draft": "registry:oak@champion"}),
     )
     noisy = pipeline(
         "noisy",
@@ -32,17 +39,57 @@ def nights(until: str) -> str:
     return written(lost, noisy)
 
 
+class Webhook:
+    """A web server that somebody's messages go to. received: their subjects and bodies."""
+
+    def __init__(self) -> None:
+        received: list[dict[str, str]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.received, self.server = received, HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def until_heard(self, *wanted: str, within_s: float = 240) -> dict[str, str]:
+        """Subject -> body of the first message of each, once these subjects are among them."""
+        deadline = time.monotonic() + within_s
+        while not {*wanted} <= {one["subject"] for one in self.received} and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return {one["subject"]: one["body"] for one in reversed(self.received)}
+
+
 def main(file: Path, home: Path, until: str) -> dict[str, object]:
-    """The state of each run (name, message), and what is scheduled then: parameters and when."""
+    """The state of each run (name, message), what is scheduled then (parameters and when), and what was told."""
     home.mkdir(exist_ok=True)
     file.write_text(nights(until))
     prepare(home)
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
     from prefect.client.orchestration import get_client
 
+    from components.contract import UserError
     from flows.orchestration.deployments import apply_changes, plan_changes
+    from flows.orchestration.notifications import tell
+    from flows.spec.schema import load_spec
 
-    apply_changes(plan_changes(file, home, packages=("toybox", "decisionbox")))
     said: dict[str, object] = {}
+    packages = ("toybox", "decisionbox")
+    try:
+        plan_changes(file, home, packages)
+    except UserError as error:
+        said["no block"] = str(error)
+    webhook = Webhook()
+    form = {"subject": "{{subject}}", "body": "{{body}}"}
+    address = f"http://127.0.0.1:{webhook.server.server_port}/"
+    CustomWebhookNotificationBlock(name="ops", url=address, json_data=form).save("ops")
+    apply_changes(plan_changes(file, home, packages))
+    said["deployed again"] = [str(change) for change in plan_changes(file, home, packages)]
     with get_client(sync_client=True) as client:
         for name in ("lost", "noisy"):
             deployment = client.read_deployment_by_name(f"{name}/{name}")
@@ -62,6 +109,13 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
             for run in client.read_flow_runs()
             if run.deployment_id == deployment.id and run.state_name == "Scheduled"
         ]
+    notify = load_spec(file).pipelines["lost"].notify
+    happened = [("drift", "acceptance fell"), ("promoted", "nobody asked")]
+    said["not told"] = tell("lost", happened, notify, watched=True)
+    said["told"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift", "stale")))
+    webhook.received.clear()
+    said["not told"] = tell("lost", [*happened, ("failed", "it died")], notify, watched=False)  # on a temporary server
+    said["told by the run"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift")))
     return said
 
 

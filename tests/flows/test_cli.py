@@ -48,7 +48,7 @@ def test_only_commands_that_work_are_listed(draftsmith: Cli) -> None:
     ]
     assert code == 0
     making, asking = (
-        ["demo", "init", "check", "explain", "plan", "rehearse", "run", "remeasure", "validate", "convert"],
+        ["demo", "init", "check", "explain", "plan", "rehearse", "run", "night", "remeasure", "validate", "convert"],
         ["show", "query", "diff", "lineage", "history", "compact", "compare", "trend", "generate", "choose-depth"],
     )
     keeping = ["promote", "rollback", "resync", "dashboard", "delete", "rename", "du", "gc", "backup", "restore"]

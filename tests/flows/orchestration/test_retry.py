@@ -1,4 +1,5 @@
-"""A night that cannot be planned says why everywhere; one that was disturbed is measured again later the same night."""
+"""A night that cannot be planned says why everywhere, also to those who are to hear of it; one that was disturbed is
+measured again later the same night."""
 
 from __future__ import annotations
 
@@ -63,3 +64,13 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     due = datetime.fromisoformat(when)
     assert timedelta(minutes=20) <= due - began <= timedelta(minutes=23)
     assert message.endswith(f"{told}; it is measured again at {due:%H:%M} UTC, as `retry` of the pipeline says")
+
+    assert "no block 'custom-webhook/ops' on the server" in said["no block"] and said["deployed again"] == []
+    assert said["not told"] == []
+    by_the_run = {"draftsmith: lost failed": "it died", "draftsmith: lost drift": "acceptance fell"}
+    assert by_the_run.items() <= said["told by the run"].items()
+    heard = said["told"]
+    assert heard["draftsmith: lost drift"] == "acceptance fell"
+    assert "draftsmith: lost promoted" not in {*heard, *said["told by the run"]}  # nobody asked for it
+    assert heard["draftsmith: lost failed"].startswith(reason)
+    assert heard["draftsmith: lost stale"].startswith("lost: no verdict for 0.0002 days")

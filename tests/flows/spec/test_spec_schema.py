@@ -97,6 +97,12 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "1: retention: 'keep_runs' must be at least 1, not 0",
         "1: retention: unknown key 'every'",
     ]),
+    "notify": ("pipelines:\n  p:\n    notify: {on: [failed, broken], to: ops, whom: ann}\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'on' must be one of failed, refused, promoted, waiting, drift, not 'broken'",
+        "3: pipeline 'p': 'to' must be a block as TYPE/NAME, such as slack-webhook/ops, not 'ops'",
+        "3: pipeline 'p': unknown key 'whom'"]),
+    "online": ("pipelines:\n  p:\n    online: sometimes\n    steps:\n" + STEP, [
+        "3: pipeline 'p': 'online' must be true or false, not 'sometimes'"]),
     "retry in a zone": ("pipelines:\n  p:\n    retry: {until: '06:00', timezone: Mars}\n    steps:\n" + STEP, [
         "3: pipeline 'p': unknown timezone 'Mars'"]),
     "triggers": ("pipelines:\n  p:\n    triggers:\n      - {after: q}\n      - {after: p}\n      - {file: a, registry: m}\n"
