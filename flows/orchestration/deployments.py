@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTag
 from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, WorkPool
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
