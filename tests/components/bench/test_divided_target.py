@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
+from accelerate import dispatch_model  # type: ignore[import-untyped]
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 

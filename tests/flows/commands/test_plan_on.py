@@ -65,7 +65,8 @@ def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: C
 
 def test_a_target_that_is_spread_takes_a_share_of_every_gpu(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
     seconds = {}
-    for name, spread in (("turns", {"device_map": "auto"}), ("once", {"tp_size": 8}), ("one", {})):
+    ways: dict[str, dict[str, object]] = {"turns": {"device_map": "auto"}, "once": {"tp_size": 8}, "one": {}}
+    for name, spread in ways.items():
         made = job(str(CONFIGS / "meta-llama--Llama-3.3-70B-Instruct"), num_train=4000, spread=spread)
         _, said, steps = planned(draftsmith, made, tmp_path, "--on", "h100x8")
         for what in ("answers", "features", "acceptance"):
