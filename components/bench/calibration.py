@@ -6,7 +6,7 @@ count), all decode the same text in turn, and the one with the fastest plain ste
 measurement. Kernels are then picked layer by layer; if the plain ones together still win, they become a second
 baseline, the *rival*. Drafters get their kernels last, on those threads.
 
-Of a target above HELD_ONCE bytes there is one at a time: thread counts are compared on plain kernels, the picked ones
+Of a target above HELD_TWICE bytes there is one at a time: thread counts are compared on plain kernels, the picked ones
 are timed, then the plain ones once more, and where these clearly win they are the choice and there is no rival.
 
 The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
@@ -32,7 +32,7 @@ from components.contract import Context, Draft, Machine, Measurements, Prompts, 
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.machine import free_ram
-from components.targets.forward.linear import HELD_ONCE
+from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 
@@ -41,7 +41,7 @@ TOKENS = 12
 SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
 WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
-PEAK_OF_ONE, PEAK_OF_TWO = 1.6, 6  # times its weights: a target held once; two of three layouts each
+PEAK_OF_ONE, PEAK_OF_TWO, PEAK_OF_BOTH = 1.6, 2.6, 6  # times its weights: in one layout, in two, two targets at once
 TIMED_BYTES = 400_000_000  # of weights in all layouts whose kernels are timed
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 
@@ -231,7 +231,8 @@ def choose_engine(
 def memory_needed(target: Target, dtype: Dtype) -> str:
     """What a choice of threads and kernels will hold in memory on a CPU, in words."""
     weights = int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize
-    most = PEAK_OF_ONE * weights if _is_held_once(target, dtype) else PEAK_OF_TWO * weights + TIMED_BYTES
+    share = PEAK_OF_ONE if weights > HELD_ONCE else PEAK_OF_TWO if weights > HELD_TWICE else PEAK_OF_BOTH
+    most = share * weights + (0 if weights > HELD_ONCE else TIMED_BYTES)
     return (
         f"the target has {weights / 1e9:.2f} GB of weights in {dtype}; choosing threads and kernels takes up to"
         f" {most / 1e9:.2f} GB of memory, and {free_ram() / 1e9:.1f} GB are free"
@@ -240,7 +241,7 @@ def memory_needed(target: Target, dtype: Dtype) -> str:
 
 def _is_held_once(target: Target, dtype: Dtype) -> bool:
     """Whether a target is too large to be held in memory several times."""
-    return int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize > HELD_ONCE
+    return int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize > HELD_TWICE
 
 
 def _best_count(

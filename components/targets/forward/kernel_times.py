@@ -16,14 +16,18 @@ import torch
 from components.machine import describe_machine
 from components.targets.remembered import recall, remember
 
-Kernel = Literal["plain", "transposed", "columns", "prepacked"]
+Kernel = Literal["plain", "transposed", "columns", "prepacked", "convolved"]
 Shape = tuple[int, int]
 """(out_features, in_features)."""
 Times = Mapping[Kernel, list[float]]
-"""Kernel -> microseconds of a call with 1, 2, ... PROBED_ROWS rows; without "prepacked" where oneDNN cannot pack."""
+"""Kernel -> microseconds of a call with 1, 2, ... PROBED_ROWS rows; without PACKED where oneDNN cannot pack."""
 
 PROBED_ROWS: Final = 8
 ALWAYS: Final = frozenset({"plain", "transposed", "columns"})
+PACKED: Final[tuple[Kernel, ...]] = ("prepacked", "convolved")
+"""Kernels on layouts of oneDNN, which not every build, device and dtype has."""
+VERSION: Final = 2
+"""Of the kernels: times of others are no times of these."""
 FILE: Final = "kernels.json"
 
 
@@ -42,7 +46,7 @@ def remember_times(dtype: torch.dtype, times: Mapping[Shape, Times]) -> None:
 
 def _name(dtype: torch.dtype, shape: Shape) -> str:
     threads = torch.get_num_threads()
-    return f"{_machine_id()} {str(dtype).removeprefix('torch.')} {threads} {shape[0]}x{shape[1]}"
+    return f"{VERSION} {_machine_id()} {str(dtype).removeprefix('torch.')} {threads} {shape[0]}x{shape[1]}"
 
 
 @functools.cache
@@ -52,7 +56,7 @@ def _machine_id() -> str:
 
 def _is_whole(entry: object) -> bool:
     """Whether an entry holds a time for every kernel and number of rows: the file may have been edited."""
-    if not isinstance(entry, dict) or not entry.keys() >= ALWAYS or entry.keys() - ALWAYS - {"prepacked"}:
+    if not isinstance(entry, dict) or not entry.keys() >= ALWAYS or entry.keys() - ALWAYS - set(PACKED):
         return False
     return all(
         isinstance(times, list)

@@ -1,31 +1,45 @@
 """A linear layer that picks its kernel by the number of rows: decoding has 1 row, verification k + 1.
 
-Four kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
+Five kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
   plain       `F.linear` on [out, in]: on x86 a matrix-vector product, then a jump of up to two at the second row;
-  transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of a small layer;
-  columns     (W x^T)^T on [out, in]: nearly flat for even numbers of rows up to 4, and one small copy to turn it back;
-  prepacked   oneDNN on its own blocked layout: a dispatch of about 8 us, then nearly flat, above all in bf16.
+  transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of some small layers;
+  columns     (W x^T)^T on [out, in]: one row in blocks of W, in float32 the quickest there is; then it grows;
+  prepacked   oneDNN's linear layer on a blocked layout: a dispatch of about 8 us, then nearly flat from 3 rows on;
+  convolved   oneDNN's convolution of width one, on another: a dispatch of 20 us, flat from 2 to 8 rows of large layers.
+Several are slower with one or two rows than with three or four. So rows may be padded with zeros to a number that is
+quicker: what plain decoding pays, too, for it is the baseline.
+
 Which wins depends on shape, dtype, rows and machine, so `calibrate` times them, on one weight of each shape where
 weights are large, and kernel_times.py remembers. A small model may hold a weight in several layouts, each for the
-numbers of rows for which it is the quickest; a large one holds every weight once. Prepacking uses private operators of
+numbers of rows for which it is the quickest; a large one holds every weight once. Packing uses private operators of
 PyTorch; where they are missing or refuse, the other three remain.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from components.machine import give_memory_back
-from components.targets.forward.kernel_times import PROBED_ROWS, Kernel, Shape, Times, recall_times, remember_times
+from components.targets.forward.kernel_times import (
+    PACKED,
+    PROBED_ROWS,
+    Kernel,
+    Shape,
+    Times,
+    recall_times,
+    remember_times,
+)
 
-Kernels = tuple[Kernel, ...]
-"""The kernel for 1 row, 2 rows, ...; the last one serves every larger number."""
+Kernels = tuple[Kernel | int, ...]
+"""The kernel for 1 row, 2 rows, ...; the last one serves every larger number. A number: padded to so many rows."""
 
 PLAIN: Final[Kernels] = ("plain",)
 PASSES: Final = 6
@@ -35,11 +49,31 @@ THOROUGH_PLACEMENTS: Final = 3
 WORTH_A_LAYOUT: Final = 0.97
 """A kernel replaces the plain one, or the one chosen for a row less, only if it needs less than this share of its time:
 equally good kernels would otherwise flip from run to run."""
-LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (("plain", "columns"), ("transposed",), ("prepacked",))
+WORTH_PADDING: Final = 0.95
+"""Rows are padded only if that needs less than this share of the time without, in which padding itself counts."""
+PADDING_MICROSECONDS: Final = 4.0
+LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (("plain", "columns"), ("transposed",), ("prepacked",), ("convolved",))
 """Kernels that read the same layout."""
-HELD_ONCE: Final = 256 << 20
+HELD_TWICE: Final = 256 << 20
+"""Bytes of weights above which each is held in two layouts at most."""
+HELD_ONCE: Final = 1 << 30
 """Bytes of weights above which each is held in one layout only."""
-_LETTERS: Final[dict[str, Kernel]] = {"p": "plain", "t": "transposed", "c": "columns", "o": "prepacked"}
+ONE_ROW_PRICE: Final = 1.1
+"""What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more.
+"""
+_LETTERS: Final[dict[str, Kernel]] = {
+    "p": "plain",
+    "t": "transposed",
+    "c": "columns",
+    "o": "prepacked",
+    "v": "convolved",
+}
+PACKED_FOR: Final = 8
+"""Rows that oneDNN is told of when it packs: told of one row, it leaves the layout as it is."""
+MOST_CONVOLVED: Final = 32
+"""Rows of a convolution: 64 at once take twenty times as long as 32, since oneDNN then cuts the image otherwise."""
+BLOCK: Final = 64
+"""Outputs of a block of `columns`, where they divide by it."""
 TOO_SMALL: Final = 1 << 14
 """Elements below which the kernel does not matter and nothing is timed."""
 SAMPLED_BYTES: Final = 64 << 20
@@ -54,12 +88,11 @@ CACHE_BYTES: Final = 32 << 20
 class Linear:
     """y = x W^T + b for x [N, in] -> contiguous [N, out], from a plain weight [out, in]; no gradients.
 
-    kernels: see Kernels; where oneDNN cannot pack this weight, "prepacked" falls back to "plain".
+    kernels: see Kernels; where oneDNN cannot pack this weight, its kernels fall back to "plain".
     """
 
     __slots__ = (
         "_by_rows",
-        "_pointwise",
         "bias",
         "in_features",
         "kernels",
@@ -79,22 +112,26 @@ class Linear:
         """Lay the weight out for these kernels and drop layouts that they do not need. Call it once per layer."""
         weight = self.weight
         assert weight is not None, "the plain weight is gone: this layer's kernels have been chosen"
-        self.packed = pack(weight) if "prepacked" in kernels else None
-        if self.packed is None:
-            kernels = tuple("plain" if kernel == "prepacked" else kernel for kernel in kernels)
+        self.packed: dict[Kernel | int, Any] = {kernel: pack(weight, kernel) for kernel in PACKED if kernel in kernels}
+        if None in self.packed.values():
+            kernels = tuple("plain" if self.packed.get(kernel, weight) is None else kernel for kernel in kernels)
         self.kernels = kernels
-        self._pointwise = _mkldnn_operators()[1] if self.packed is not None else None
         self.weight = weight if {"plain", "columns"} & set(kernels) else None
         self.weight_t = weight.t().contiguous() if "transposed" in kernels else None
         # Functions of the class: bound methods would be reference cycles, and the weights would live until the garbage
         # collector runs.
-        of: dict[Kernel, Callable[[Linear, Tensor], Tensor]] = {
+        of: dict[Kernel, _Product] = {
             "plain": Linear._plain,
             "transposed": Linear._transposed,
             "columns": Linear._columns,
             "prepacked": Linear._prepacked,
+            "convolved": Linear._convolved,
         }
-        self._by_rows = tuple(of[kernel] for kernel in (kernels[0], *kernels))  # [0]: no rows at all
+        by_rows = [
+            _padded(of[kernels[kernel - 1]], kernel) if isinstance(kernel, int) else of[kernel]  # type: ignore[index]
+            for kernel in kernels
+        ]
+        self._by_rows = (by_rows[0], *by_rows)  # [0]: no rows at all
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -125,21 +162,59 @@ class Linear:
 
     def _columns(self, x: Tensor) -> Tensor:
         assert self.weight is not None
-        y = torch.mm(self.weight, x.t()).t()
+        if x.shape[0] == 1 and self.out_features % BLOCK == 0:
+            blocks = self.weight.view(-1, BLOCK, self.in_features)
+            y = torch.bmm(blocks, x.t().expand(len(blocks), -1, -1)).view(1, -1)
+        else:
+            y = torch.mm(self.weight, x.t()).t()
         return y.contiguous() if self.bias is None else (self.bias + y).contiguous()
 
     def _prepacked(self, x: Tensor) -> Tensor:
-        return self._pointwise(x, self.packed, self.bias, "none", [], "")  # type: ignore[misc]
+        operators = _linear_operators()
+        assert operators is not None
+        y: Tensor = operators[1](x, self.packed["prepacked"], self.bias, "none", [], "")
+        return y
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        if x.shape[0] > MOST_CONVOLVED:
+            return torch.cat([self._convolved(rows) for rows in x.split(MOST_CONVOLVED)])
+        operators = _convolution_operators()
+        assert operators is not None
+        # Rows are the places of one image, features its channels: channels last is how rows lie anyway.
+        image = x.reshape(1, 1, -1, self.in_features).permute(0, 3, 1, 2)
+        y: Tensor = operators[1](image, self.packed["convolved"], self.bias, *_WIDTH_ONE, "none", [], "")
+        return y.permute(0, 2, 3, 1).reshape(-1, self.out_features)
 
 
-def pack(weight: Tensor) -> Any | None:
-    """The weight in oneDNN's blocked layout, or None where this build, device or dtype cannot."""
-    reorder, pointwise = _mkldnn_operators()
-    if reorder is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+_Product = Callable[[Linear, Tensor], Tensor]
+_WIDTH_ONE: Final = ([0, 0], [1, 1], [1, 1], 1)
+"""Padding, stride, dilation and groups of a convolution that is a linear layer."""
+
+
+def _padded(product: _Product, rows: int) -> _Product:
+    """The product of x with rows of zeros after it, without them."""
+
+    def run(layer: Linear, x: Tensor) -> Tensor:
+        return product(layer, F.pad(x, (0, 0, 0, rows - x.shape[0])))[: x.shape[0]]
+
+    return run
+
+
+def pack(weight: Tensor, kernel: Kernel) -> Any | None:
+    """The weight in the layout of this kernel of oneDNN, or None where this build, device or dtype cannot."""
+    operators = _linear_operators() if kernel == "prepacked" else _convolution_operators()
+    if operators is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
+    reorder, run = operators
+    weight = weight.detach().contiguous()
+    num_out, num_in = weight.shape
     try:
-        packed = reorder(weight.detach().contiguous(), 1)
-        pointwise(weight.new_zeros(1, weight.shape[1]), packed, None, "none", [], "")
+        if kernel == "prepacked":
+            packed = reorder(weight, PACKED_FOR)
+            run(weight.new_zeros(1, num_in), packed, None, "none", [], "")
+        else:
+            packed = reorder(weight.view(num_out, num_in, 1, 1), *_WIDTH_ONE, [1, num_in, 1, PACKED_FOR])
+            run(weight.new_zeros(1, num_in, 1, 1), packed, None, *_WIDTH_ONE, "none", [], "")
     except (RuntimeError, NotImplementedError):  # e.g. bf16 on a CPU without avx512: plain then
         return None
     return packed
@@ -155,46 +230,55 @@ def calibrate(
     """
     known = known or {}
     timed = _time_kernels([layer for layer in layers if layer.shape not in known], placements)
-    held_once = sum(layer.weight.nbytes for layer in layers if layer.weight is not None) > HELD_ONCE
-    kernels_of = {shape: choose_kernels(times, one_layout=held_once) for shape, times in {**known, **timed}.items()}
+    num_bytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
+    most = 1 if num_bytes > HELD_ONCE else 2 if num_bytes > HELD_TWICE else len(LAYOUTS)
+    kernels_of = {shape: choose_kernels(times, most_layouts=most) for shape, times in {**known, **timed}.items()}
     give_memory_back()
     for layer in layers:
         layer.use(kernels_of.get(layer.shape, PLAIN))
     return timed
 
 
-def choose_kernels(times: Times, *, one_layout: bool) -> Kernels:
-    """The quickest kernel for each number of rows, of equally good ones that of a row less; see `_of_one_layout`."""
-    if one_layout:
-        times = _of_one_layout(times)
-    kernels: list[Kernel] = []
+def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS)) -> Kernels:
+    """The quickest kernel for each number of rows, of equally good ones that of a row less, and padding where it pays.
+
+    most_layouts: that may be held of a weight; see `_of_layouts`.
+    """
+    times = _of_layouts(times, most_layouts)
+    chosen: list[Kernel] = []
     for rows in range(PROBED_ROWS):
         fastest = min(times, key=lambda name: times[name][rows])
-        candidates: list[Kernel] = [*kernels[-1:], "plain"]
+        candidates: list[Kernel] = [*chosen[-1:], "plain"]
         others = [name for name in candidates if name in times]
-        kernels.append(
+        chosen.append(
             next((name for name in others if times[fastest][rows] >= WORTH_A_LAYOUT * times[name][rows]), fastest)
         )
+    spent = [times[kernel][rows] for rows, kernel in enumerate(chosen)]
+    kernels: list[Kernel | int] = []
+    for rows, kernel in enumerate(chosen):
+        quickest = min(range(rows, PROBED_ROWS), key=lambda more: spent[more])
+        is_worth_it = spent[quickest] + PADDING_MICROSECONDS < WORTH_PADDING * spent[rows]
+        kernels.append(quickest + 1 if is_worth_it else kernel)
     return tuple(kernels)
 
 
-def _of_one_layout(times: Times) -> Times:
-    """The times of the kernels that read the best layout.
+def _of_layouts(times: Times, most: int) -> Times:
+    """The times of the kernels that read the best layouts, at most so many.
 
-    It has the least time over all numbers of rows, of the layouts with which one row, the pass that drafting is
-    compared with, is as quick as with any.
+    They have the least time over all numbers of rows, of those with which one row, the pass that drafting is compared
+    with, takes at most ONE_ROW_PRICE of what it takes with any.
     """
-    least = {
-        layout: [min(times[name][rows] for name in layout) for rows in range(PROBED_ROWS)]
-        for layout in LAYOUTS
-        if times.keys() >= set(layout)
-    }
-    one_row = min(of_layout[0] for of_layout in least.values())
-    as_quick = [layout for layout, of_layout in least.items() if WORTH_A_LAYOUT * of_layout[0] <= one_row]
-    best = min(as_quick, key=lambda layout: sum(least[layout]))
-    if as_quick[0] == LAYOUTS[0] and WORTH_A_LAYOUT * sum(least[LAYOUTS[0]]) <= sum(least[best]):
-        best = LAYOUTS[0]
-    return {name: times[name] for name in best}
+    known = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
+    least: dict[tuple[Kernel, ...], list[float]] = {}
+    for layouts in itertools.combinations(known, min(most, len(known))):
+        names = tuple(name for layout in layouts for name in layout)
+        as_they_are = [min(times[name][rows] for name in names) for rows in range(PROBED_ROWS)]
+        least[names] = [min(as_they_are[rows:]) for rows in range(PROBED_ROWS)]
+    one_row = min(of_names[0] for of_names in least.values())
+    allowed = [names for names, of_names in least.items() if of_names[0] <= ONE_ROW_PRICE * one_row]
+    best = min(allowed, key=lambda names: sum(least[names]))
+    first = allowed[0]  # with the plain layout, if that is allowed
+    return {name: times[name] for name in (first if WORTH_A_LAYOUT * sum(least[first]) <= sum(least[best]) else best)}
 
 
 def _time_kernels(layers: Sequence[Linear], placements: int) -> dict[Shape, Times]:
@@ -230,8 +314,7 @@ def _time_placement(sample: Sequence[_Piece], evicted: Tensor | None) -> Iterato
     """(kernel, rows, shape, seconds) of one copy of the sample, of which each layout is in memory once, for so long."""
     copies = [piece._replace(weight=piece.weight.clone()) for piece in sample]
     names: list[Kernel] = ["plain", "transposed", "columns"]
-    if pack(copies[0].weight) is not None:
-        names.append("prepacked")
+    names += [kernel for kernel in PACKED if pack(copies[0].weight, kernel) is not None]
     trials = {
         name: [(piece.shape, Linear(piece.weight, piece.bias, kernels=(name,))) for piece in copies] for name in names
     }
@@ -267,17 +350,18 @@ def _use_quickest(layers: Sequence[Linear], *, thorough: bool) -> None:
 
 
 def describe_kernels(layers: Sequence[Linear]) -> str:
-    """ "plain", "prepacked", or every shape's kernels by their first letters: "mixed[1152x192:tttccooo]".
+    """ "plain", "prepacked", or every shape's kernels, a letter for each of 1 to 8 rows: "mixed[1152x192:33tccooo]".
 
-    One letter for each of 1 to 8 rows: p plain, t transposed, c columns, o prepacked (oneDNN).
+    p plain, t transposed, c columns, o prepacked and v convolved (oneDNN); a digit: padded to so many rows.
     """
     used = {layer.shape: layer.kernels for layer in layers}
     names = {name for kernels in used.values() for name in kernels}
-    letters = {name: letter for letter, name in _LETTERS.items()}
+    letters: dict[Kernel | int, str] = {name: letter for letter, name in _LETTERS.items()}
     if len(names) == 1:
         return str(next(iter(names)))
     shapes = [
-        f"{out}x{in_}:{''.join(letters[name] for name in kernels)}" for (out, in_), kernels in sorted(used.items())
+        f"{out}x{in_}:{''.join(letters.get(name, str(name)) for name in kernels)}"
+        for (out, in_), kernels in sorted(used.items())
     ]
     return f"mixed[{','.join(shapes)}]"
 
@@ -296,18 +380,29 @@ def parse_kernels(kernel: str) -> Callable[[tuple[int, int]], Kernels]:
     for part in kernel[len("mixed[") : -1].split(","):
         shape, _, letters = part.partition(":")
         rows, _, columns = shape.partition("x")
-        by_shape[int(rows), int(columns)] = tuple(_LETTERS[letter] for letter in letters)
+        by_shape[int(rows), int(columns)] = tuple(
+            int(letter) if letter.isdigit() else _LETTERS[letter] for letter in letters
+        )
     return lambda shape: by_shape.get(shape, PLAIN)
 
 
 @functools.cache
-def _mkldnn_operators() -> tuple[Any, Any]:
+def _linear_operators() -> tuple[Any, Any] | None:
+    return _onednn("_reorder_linear_weight", "_linear_pointwise")
+
+
+@functools.cache
+def _convolution_operators() -> tuple[Any, Any] | None:
+    return _onednn("_reorder_convolution_weight", "_convolution_pointwise")
+
+
+def _onednn(reorder: str, run: str) -> tuple[Any, Any] | None:
+    """Two private operators of PyTorch, or None where they are missing."""
     try:
-        reorder = torch.ops.mkldnn._reorder_linear_weight.default
-        pointwise = torch.ops.mkldnn._linear_pointwise.default
+        found = getattr(torch.ops.mkldnn, reorder).default, getattr(torch.ops.mkldnn, run).default
     except (AttributeError, RuntimeError):
-        return None, None
-    return (reorder, pointwise) if torch.backends.mkldnn.is_available() else (None, None)
+        return None
+    return found if torch.backends.mkldnn.is_available() else None
 
 
 class _Piece(NamedTuple):

@@ -31,7 +31,9 @@ MIXES: list[Kernels] = [
     ("prepacked",),
     ("transposed",),
     ("columns",),
+    ("convolved",),
     ("transposed", "plain", "columns", "prepacked"),
+    (3, 3, "convolved", 5, "prepacked", 8, "columns", "convolved"),
 ]
 
 
@@ -40,15 +42,15 @@ MIXES: list[Kernels] = [
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_all_kernels_compute_the_same_product(dtype: torch.dtype, kernels: Kernels, with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(80, 48, generator=generator).to(dtype)
-    bias = torch.randn(80, generator=generator).to(dtype) if with_bias else None
+    weight = torch.randn(128, 48, generator=generator).to(dtype)
+    bias = torch.randn(128, generator=generator).to(dtype) if with_bias else None
     layer = Linear(weight, bias, kernels=kernels)
     tolerance: dict[str, Any] = (
         {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     )
-    for rows in (1, 2, 3, 4, 7, 12):
+    for rows in (1, 2, 3, 4, 6, 7, 12, 70):
         x = torch.randn(rows, 48, generator=generator).to(dtype)
-        residual = torch.randn(rows, 80, generator=generator).to(dtype)
+        residual = torch.randn(rows, 128, generator=generator).to(dtype)
         exact = F.linear(x, weight, bias)
         assert layer(x).is_contiguous() and layer.add_to(residual, x).is_contiguous()
         assert torch.allclose(layer(x), exact, **tolerance)
@@ -56,14 +58,17 @@ def test_all_kernels_compute_the_same_product(dtype: torch.dtype, kernels: Kerne
 
 
 def test_without_the_private_operators_the_others_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_mkldnn_operators", lambda: (None, None))
+    monkeypatch.setattr(linear, "_linear_operators", lambda: None)
+    monkeypatch.setattr(linear, "_convolution_operators", lambda: None)
     weight = torch.randn(16, 8)
-    layer = Linear(weight, kernels=("prepacked",))
-    assert pack(weight) is None
+    layer = Linear(weight, kernels=(2, "prepacked", "convolved"))
+    assert pack(weight, "prepacked") is None and pack(weight, "convolved") is None
+    assert layer.kernels == (2, "plain", "plain")
+    layer.use(("prepacked", "convolved"))
     assert describe_kernels([layer]) == "plain"
     large = Linear(torch.randn(160, 128))
     calibrate([large])
-    assert "prepacked" not in large.kernels
+    assert not {"prepacked", "convolved"} & set(large.kernels)
     assert torch.allclose(layer(torch.ones(2, 8)), weight.sum(1).expand(2, -1), atol=1e-5)
 
 
@@ -112,7 +117,7 @@ def test_of_kernels_as_good_as_each_other_the_one_of_a_row_less_stays(monkeypatc
     layer = choose(monkeypatch, lambda kernel, rows: {order[rows - 1]: 0.90, "plain": 1.0}.get(kernel, 0.92))
     assert layer.kernels == ("transposed",) * 8
     layer = choose(monkeypatch, lambda kernel, rows: {order[rows - 1]: 0.80, "plain": 1.0}.get(kernel, 0.92))
-    assert layer.kernels == (*order[:6], "columns", "columns")
+    assert layer.kernels == (*order[:6], 8, "columns")
 
 
 def test_calibration_on_the_clock_leaves_the_product_as_it_is() -> None:
@@ -143,9 +148,9 @@ def test_of_a_large_weight_its_first_rows_are_timed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(linear, "SAMPLED_BYTES_OF_ONE", 64 * 128 * 4)
     timed: list[tuple[int, ...]] = []
 
-    def noted(weight: torch.Tensor) -> Any:
+    def noted(weight: torch.Tensor, kernel: Kernel) -> Any:
         timed.append(tuple(weight.shape))
-        return pack(weight)
+        return pack(weight, kernel)
 
     monkeypatch.setattr(linear, "pack", noted)
     head, small = Linear(torch.ones(1000, 128)), Linear(torch.ones(128, 128))
@@ -155,7 +160,7 @@ def test_of_a_large_weight_its_first_rows_are_timed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:tcp,160x128:po]", "thorough"]
+    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:2cp,160x128:33v5o]", "thorough"]
 )
 def test_layers_are_laid_out_as_another_process_said(kernel: str) -> None:
     """What is said of them lays others of the same shapes out alike, and they compute the same."""
@@ -232,7 +237,7 @@ def test_a_large_model_holds_every_weight_in_one_layout(timings: list[int], monk
     weight = torch.randn(160, 128, generator=torch.Generator().manual_seed(0))
     layer = Linear(weight)
     lay_out([layer], "auto")
-    assert sum(layout is not None for layout in (layer.weight, layer.weight_t, layer.packed)) == 1
+    assert sum(layout is not None for layout in (layer.weight, layer.weight_t, *layer.packed.values())) == 1
     torch.testing.assert_close(layer(torch.ones(3, 128)), weight.sum(1).expand(3, -1), rtol=1e-4, atol=1e-4)
 
 
@@ -240,16 +245,30 @@ def test_a_large_model_holds_every_weight_in_one_layout(timings: list[int], monk
     ("slower", "chosen"),
     [
         ({"transposed": 0.5, "prepacked": 1.5}, "transposed"),  # at each number of rows
-        ({"transposed": 1.1, "prepacked": 1.1}, "plain"),
+        ({"transposed": 1.2, "prepacked": 1.2, "convolved": 1.2}, "plain"),
         ({"transposed": 0.99, "prepacked": 0.99}, "plain"),  # within the noise
     ],
 )
 def test_the_one_layout_is_the_quickest_over_all_rows(slower: dict[Kernel, float], chosen: Kernel) -> None:
     rows = [float(number) for number in range(1, linear.PROBED_ROWS + 1)]
-    times = {kernel: [slower.get(kernel, 1.0) * time for time in rows] for kernel in get_args(Kernel)}
-    assert choose_kernels(times, one_layout=True) == (chosen,) * linear.PROBED_ROWS
-    times["prepacked"] = [1.1, *(0.1 for _ in rows[1:])]
-    assert choose_kernels(times, one_layout=True)[0] == chosen, "plain decoding pays nothing for quicker verification"
+    times = {kernel: [slower.get(kernel, 1.0) * 1e3 * time for time in rows] for kernel in get_args(Kernel)}
+    assert choose_kernels(times, most_layouts=1) == (chosen,) * linear.PROBED_ROWS
+    one_row = min(times[chosen])
+    times["convolved"] = [1.2 * one_row] * len(rows)
+    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a tenth for flat verification, no more"
+    two = choose_kernels(times, most_layouts=2)
+    assert two[0] != "convolved" and set(two[2:]) == {"convolved"}, "two layouts pay nothing"
+    times["convolved"] = [1.05 * one_row] * len(rows)
+    assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
+
+
+def test_rows_are_padded_to_a_number_that_is_quicker_by_more_than_padding_costs() -> None:
+    """One row too: plain decoding is what drafting is compared with."""
+    flat = {kernel: [1e3] * linear.PROBED_ROWS for kernel in get_args(Kernel)}
+    times = {**flat, "prepacked": [700.0, 900.0, 600.0, 500.0, 490.0, 499.0, 600.0, 550.0]}
+    assert choose_kernels(times) == (5, 5, 5, "prepacked", "prepacked", "prepacked", 8, "prepacked")
+    quick = {kernel: [time / 200 for time in of_kernel] for kernel, of_kernel in times.items()}
+    assert set(choose_kernels(quick)) == {"prepacked"}, "microseconds: padding takes longer than it saves"
 
 
 def test_a_description_of_no_kernels_is_our_own_mistake() -> None:
