@@ -59,7 +59,7 @@ COMMANDS = {
     "promote": ("registry", "operate"),
     "rollback": ("registry", "operate"),
     "resync": ("registry", "operate"),
-    "dashboard": ("dashboard", "operate"),
+    "dashboard": ("homes", "operate"),
     "delete": ("removal", "operate"),
     "rename": ("removal", "operate"),
     "du": ("homes", "operate"),

@@ -1,4 +1,4 @@
-"""Commands on a whole home: what takes room in it, what of it may go, a copy of it in one file, and back."""
+"""Commands on a whole home: what takes room in it, what of it may go, a copy in one file and back, a page about it."""
 
 from __future__ import annotations
 
@@ -111,3 +111,26 @@ def restore(
         echo_error(f"{damage.kind}: {damage.name[:40]} {damage.fault}")
     echo(f"{home}: {made.artifacts} artifacts and {made.runs} runs, {'as they were' if not damages else 'damaged'}")
     raise typer.Exit(bool(damages))
+
+
+def dashboard(
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The file to write; left out: one in the home.", metavar="FILE")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How many days back charts over time and lists look.")] = 90,
+    reports: Annotated[
+        str, typer.Option("--reports-at", help="Where report pages are served; left out: in the store, as files.")
+    ] = "",
+) -> None:
+    """Write one page about this home: champions and why, speed and acceptance over time, nights, failures, disk."""
+    from flows.dashboard.gathered import make_dashboard
+
+    home = default_home()
+    file = to if to is not None else home / "dashboard" / "index.html"
+    if to is not None and not to.absolute().parent.is_dir():
+        raise UserError(f"dashboard --to {to}: there is no folder {to.absolute().parent}")
+    require_writable(home)
+    store = os.path.relpath(home / "store", file.absolute().parent)
+    board = make_dashboard(home, file, days=days, reports=reports or store)
+    number = f"{len(board.champions)} champions, {len(board.choices)} choices, {len(board.runs)} runs"
+    echo(f"{file}: {number} of the last {days} days, {format_bytes(file.stat().st_size)}")

@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from components.report.charts.vega import javascript
+from components.report.pages.dashboard import write_dashboard
 from components.report.board import (
     Ancestor,
     AtDepth,
@@ -381,3 +383,12 @@ def _room(home: Path) -> tuple[Room, ...]:
     kinds = totals("kind", ((use.what, use.key, use.num_bytes) for use in uses))
     pipelines = totals("pipeline", ((use.pipeline, use.key, use.num_bytes) for use in uses if use.pipeline))
     return (*kinds, *pipelines)
+
+
+def make_dashboard(home: Path, to: Path, *, days: int, reports: str) -> Board:
+    """Write the dashboard of a home into one file, and return what is on it. days, reports: as for `gather`."""
+    board = gather(home, days=days, reports=reports)
+    folder = home / "dashboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    to.write_text(write_dashboard(board, javascript(folder)), encoding="utf-8")
+    return board

@@ -9,7 +9,7 @@ from browser import Browser
 from chromium import Chromium
 from thirty_nights import fill
 
-from flows.commands.dashboard import make_dashboard
+from flows.dashboard.gathered import make_dashboard
 
 pytestmark = pytest.mark.system
 WIDTHS = (1280, 390)

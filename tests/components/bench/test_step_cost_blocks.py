@@ -108,18 +108,6 @@ def test_cells_are_the_quietest_slices_without_the_first_round() -> None:
     }  # fmt: skip
 
 
-def test_a_round_of_a_drafter_that_often_finds_nothing_costs_the_mean_over_what_it_drafted() -> None:
-    # The first round of a generation is in no cell; of the other ten, two drafted three tokens and took twice as long.
-    often, never = [0, *[0, 0, 0, 0, 3] * 2], [0] * 11
-    arm = Arm("ngram", "n", 3)
-    drafting = arm_run(arm, [[9999, *[400, 400, 400, 400, 800] * 2]], drafted=often)
-    silent = arm_run(arm, [[9999, *[400] * 10]], drafted=never)
-    cells = cost_cells([TimedBlock([run], Setting(1, 48), TAKEN) for run in (drafting, silent)])
-    verify = [cell.median_ns for cell in cells if cell.phase == "verify"]
-    assert verify == [(18 * 200 + 2 * 400) / 20] * 2, "a block in which it found nothing is no cheaper"
-    assert [cell.reps_in_block for cell in cells if cell.phase == "verify"] == [10, 10]
-
-
 def test_rounds_of_an_emptying_batch_are_in_no_cell() -> None:
     run = arm_run(TREE, [[4000, 1000, 9000], [1000, 9000]], size=3, left=1)
     found = {cell.phase: cell for cell in cost_cells([TimedBlock([run], Setting(3, 48), TAKEN)])}

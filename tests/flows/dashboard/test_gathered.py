@@ -22,7 +22,7 @@ from thirty_nights import FAILED, PROMOTED, fill
 
 from components.report.board import Board
 from flows.cli import main
-from flows.commands.dashboard import make_dashboard
+from flows.dashboard.gathered import make_dashboard
 from flows.dashboard import served
 from storage.history.query import open_history
 
