@@ -41,7 +41,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
-from components.refusals import refusal
+from components.refusals import limit_in_words, quantity, refusal
 from components.rows import ALL, AcceptanceByContext, DepthChoice, DepthEval, PairedComparison, QualityFlag
 from components.stop_rule import Calibration, StopRule
 
@@ -282,7 +282,19 @@ class GateCheck:
 
     def refusal(self) -> str:
         """What was measured, what was asked and what to do where it fails, in one clause."""
-        return refusal(self.name, "not measured" if self.value is None else f"{self.value:.3g}", self.limit)
+        return refusal(self.name, self.measured(), self.limit)
+
+    def measured(self) -> str:
+        """The value."""
+        return "not measured" if self.value is None else f"{self.value:.3g}"
+
+    def what(self) -> str:
+        """What is measured, in words."""
+        return quantity(self.name)
+
+    def asked(self) -> str:
+        """The bound in words."""
+        return limit_in_words(self.limit)
 
 
 @dataclass(frozen=True)
@@ -396,6 +408,23 @@ def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
     """
     faults = [flag for flag in policy.flags if flag.severity == "fault"]
     return [f for f in faults if f.draft_key == draft_key or (f.draft_key == "" and f.method in ("", "none"))]
+
+
+def verdict_in_words(facts: Mapping[str, Any]) -> str:
+    """The verdict as one sentence. facts: DepthPolicy.info."""
+    method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
+    verdict = facts.get("verdict", "undecided")
+    tokens = "1 token" if depth == 1 else f"{depth} tokens"
+    if verdict == "use" and speed is not None:
+        return f"Use {method} and draft {tokens} a round: {speed:.2f}x the speed of the best plain decoding."
+    if verdict == "use":
+        predicted = facts.get("speedup_pred", 1.0)
+        return f"Use {method} and draft {tokens} a round; predicted {predicted:.2f}x, not measured."
+    if verdict == "do_not_speculate":
+        return "Do not speculate: no drafter is reliably faster than plain decoding here."
+    if verdict == "invalid":
+        return "Invalid: a fault in the measurement or in the output has to be mended before any number counts."
+    return "Undecided: the measurement does not separate the drafter from plain decoding; measure more prompts."
 
 
 NOISE = ("disturbed", "loaded_machine", "undecided_contradiction")

@@ -49,11 +49,15 @@ def measured_and_asked(name: str, measured: str, bound: str) -> str:
 
     measured: the value with its interval, or "not measured".
     """
+    seen = measured if measured.startswith("not ") else f"measured {measured}"
+    return f"{quantity(name)}: {seen}, asked {limit_in_words(bound)}"
+
+
+def quantity(name: str) -> str:
+    """What a check measures. name: with its workload, "acceptance[code]"."""
     base, _, workload = name.removesuffix("]").partition("[")
     what = WORDS[base][0] if base in WORDS else base.replace("_", " ")
-    of = f" on {workload} prompts" if workload else ""
-    seen = measured if measured.startswith("not ") else f"measured {measured}"
-    return f"{what}{of}: {seen}, asked {_limit_in_words(bound)}"
+    return what + (f" on {workload} prompts" if workload else "")
 
 
 def remedy(name: str) -> str:
@@ -67,7 +71,8 @@ def refusal(name: str, measured: str, bound: str) -> str:
     return measured_and_asked(name, measured, bound) + (f" ({todo})" if todo else "")
 
 
-def _limit_in_words(bound: str) -> str:
+def limit_in_words(bound: str) -> str:
+    """A bound with words in place of its sign."""
     for sign, words in ((">=", "at least"), ("<=", "at most"), (">", "more than"), ("<", "less than")):
         bound = bound.replace(f"{sign} ", f"{words} ")
     return bound

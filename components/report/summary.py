@@ -8,6 +8,7 @@ from typing import Any
 
 from components.contract import Artifact
 from components.outside_json import read_object
+from components.policy import verdict_in_words
 
 Facts = Mapping[str, Any]
 """Info of an artifact, as its step gave it."""
@@ -17,23 +18,6 @@ VERDICTS = {
     "undecided": "Undecided",
     "invalid": "Invalid measurement",
 }
-
-
-def verdict_in_words(facts: Facts) -> str:
-    """The verdict as one sentence. facts: DepthPolicy.info."""
-    method, depth, speed = facts.get("method", "?"), facts.get("depth_k", 0), facts.get("speedup_meas")
-    verdict = facts.get("verdict", "undecided")
-    tokens = "1 token" if depth == 1 else f"{depth} tokens"
-    if verdict == "use" and speed is not None:
-        return f"Use {method} and draft {tokens} a round: {speed:.2f}x the speed of the best plain decoding."
-    if verdict == "use":
-        predicted = facts.get("speedup_pred", 1.0)
-        return f"Use {method} and draft {tokens} a round; predicted {predicted:.2f}x, not measured."
-    if verdict == "do_not_speculate":
-        return "Do not speculate: no drafter is reliably faster than plain decoding here."
-    if verdict == "invalid":
-        return "Invalid: a fault in the measurement or in the output has to be mended before any number counts."
-    return "Undecided: the measurement does not separate the drafter from plain decoding; measure more prompts."
 
 
 def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, str] | None = None) -> dict[str, str]:

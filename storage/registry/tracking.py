@@ -27,6 +27,7 @@ from storage import journal
 from storage.artifacts.store import Store
 from storage.home import settle
 from storage.redaction import without_secrets
+from storage.registry.run_page import page_of
 
 if TYPE_CHECKING:
     from mlflow.exceptions import MlflowException
@@ -39,6 +40,7 @@ RELEASES = "releases"  # the experiment of releases that no run of a pipeline ha
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
 _PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
+_EVIDENCE = "evidence"  # the folder of the tables of a pipeline run
 _SMALL_BYTES = 4 << 20
 CHECKED_BYTES = 64 << 20  # of a database: read within a tenth of a second
 
@@ -283,8 +285,7 @@ class Tracker:
                 run.data.tags[STEP_TAG] for run in self._child_runs(parent) if run.data.tags.get(DONE_TAG) == "yes"
             }
             return parent
-        tags = {RUN_TAG: start["run_id"], STEP_TAG: "-", "draftsmith.how": start["how"]}
-        tags |= {"draftsmith.version": start["draftsmith_version"]}
+        tags = {RUN_TAG: start["run_id"], STEP_TAG: "-"}
         if start["git_commit"]:
             tags["mlflow.source.git.commit"] = start["git_commit"]
         name = f"{start['pipeline']} {start['run_id']}"
@@ -305,10 +306,8 @@ class Tracker:
             RUN_TAG: start["run_id"],
             STEP_TAG: step["step"],
             KEY_TAG: step["key"],
-            "draftsmith.kind": step["kind"],
             "draftsmith.uses": step["uses"],
             "draftsmith.why": step["why"],
-            "draftsmith.path": step["path"],
             "mlflow.parentRunId": parent,
         }
         began = _milliseconds(step["time"] - (step["seconds"] or 0.0))
@@ -334,18 +333,30 @@ class Tracker:
         end: journal.Entry,
     ) -> None:
         run = client.get_run(parent)
-        if run.info.status != "RUNNING":
+        if run.info.status != "RUNNING" and run.data.tags.get(DONE_TAG) == "yes":
             return
         client.log_dict(parent, {"run": dict(start), "steps": steps, "end": dict(end)}, "run.json")
+        places = {step["step"]: folder for step in steps if (folder := _artifact_directory(self.home, step))}
         for step in steps:
-            directory = _artifact_directory(self.home, step)
-            if step["kind"] == "Page" and directory is not None:
-                _log_small_files(client, parent, directory, f"report/{step['step']}")
-        reused = [step["step"] for step in steps if step["status"] == "reused"]
-        executed = [step["step"] for step in steps if step["status"] != "reused"]
-        tags = {"draftsmith.reused": ", ".join(reused), "draftsmith.executed": ", ".join(executed)}
-        for name, value in (tags | {"draftsmith.reason": end["reason"] or ""}).items():
+            if step["kind"] == "Page" and step["step"] in places:
+                folder, name = places[step["step"]], f"report/{step['step']}"
+                _log_small_files(client, parent, folder, name)
+                for pictures in _PICTURES:
+                    _log_small_files(client, parent, folder / pictures, f"{name}/{pictures}")
+        page = page_of(start, steps, end, places)
+        present = {file.path for file in client.list_artifacts(parent, _EVIDENCE)}
+        for name, table in page.tables.items():
+            if f"{_EVIDENCE}/{name}" not in present:  # else MLflow would put the rows at its end
+                client.log_table(parent, table, f"{_EVIDENCE}/{name}")
+        tags = page.tags | {"mlflow.note.content": page.note, "mlflow.runName": page.title}
+        for name, value in tags.items():
             client.set_tag(parent, name, value)
+        at, new_metric = _milliseconds(end["time"]), _entities().Metric
+        numbers = [new_metric(_mlflow_name(name), value, at, 0) for name, value in page.numbers.items()]
+        for name, points in page.curves.items():
+            numbers += [new_metric(_mlflow_name(name), value, at, depth) for depth, value in points]
+        _log_values(client, parent, page.params, numbers)
+        client.set_tag(parent, DONE_TAG, "yes")
         client.set_terminated(parent, _STATUS[end["status"]], _milliseconds(end["time"]))
 
 

@@ -16,7 +16,7 @@ from statistics import median
 from components.contract import Context, Conversations, DepthPolicy, Measurements, Page, Release, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
-from components.policy import MeasuredArm, Mixture, Policy, judged_choice, read_policy
+from components.policy import MeasuredArm, Mixture, Policy, judged_choice, read_policy, verdict_in_words
 from components.release_record import read_release
 from components.report.charts.depth import (
     acceptance_chart,
@@ -28,7 +28,7 @@ from components.report.charts.depth import (
 )
 from components.report.charts.export import write_pictures
 from components.report.pages.training_data import trained_on
-from components.report.summary import VERDICTS, origin_of, summarise, verdict_in_words
+from components.report.summary import VERDICTS, origin_of, summarise
 from components.report.tables import (
     arm_table,
     change_table,

@@ -19,11 +19,11 @@ from pathlib import Path
 from components.contract import Context, DepthPolicy, Draft, Page, UserError
 from components.html_pages import write_html
 from components.outside_json import JsonObject
-from components.policy import MeasuredArm, RoundCost, read_policy
+from components.policy import MeasuredArm, RoundCost, read_policy, verdict_in_words
 from components.report.charts.depth import PLAIN, speedup_series
 from components.report.charts.export import side_by_side, write_pictures
 from components.report.charts.svg import PALETTE, Point, Series, line_chart
-from components.report.summary import origin_of, verdict_in_words
+from components.report.summary import origin_of
 from components.report.tables import acceptance_length, flag_table, measured_speedup, predicted_speedup
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, read_rows
 from components.tables import Table, format_estimate, format_percent, format_ratio

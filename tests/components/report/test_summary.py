@@ -13,7 +13,8 @@ import pytest
 
 from components.contract import Measurements, Page
 from components.machine import describe_machine
-from components.report.summary import origin_of, summarise, verdict_in_words
+from components.policy import verdict_in_words
+from components.report.summary import origin_of, summarise
 from storage.artifacts.store import Store
 
 

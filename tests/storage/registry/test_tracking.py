@@ -59,7 +59,7 @@ def test_a_run_has_a_child_for_each_executed_step_with_settings_metrics_lineage_
     assert set(runs) == {"-", "draft[mtp]", "acceptance"}, "a reused step is no child run"
     parent, draft = runs["-"], runs["draft[mtp]"]
     assert (parent.info.status, draft.info.status, runs["acceptance"].info.status) == ("FAILED", "FINISHED", "FAILED")
-    assert parent.data.params["train_steps"] == "1200" and parent.data.tags["draftsmith.reused"] == "target"
+    assert parent.data.params["train_steps"] == "1200" and parent.data.metrics["steps/reused"] == 1
     assert draft.data.tags["mlflow.parentRunId"] == parent.info.run_id and draft.data.tags[KEY_TAG] == "d" * 64
     assert draft.data.params["peak_lr"] == "0.0003" and draft.data.metrics["seconds"] == 12.5
     client = open_client(home)
