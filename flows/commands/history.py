@@ -44,9 +44,9 @@ def diff(
     store = Store()
     with open_history(store.home) as run:
         before, after = find_runs(run, a, b)
-        asked = {"run": after["run_id"], "before": before["run_id"]}
-        changes = with_code(store, run, asked, ask(run, "changes", asked))
-        outcomes, times = ask(run, "outcomes", asked), ask(run, "times", asked)
+        parameters = {"run": after["run_id"], "before": before["run_id"]}
+        changes = with_code(store, run, parameters, ask(run, "changes", parameters))
+        outcomes, times = ask(run, "outcomes", parameters), ask(run, "times", parameters)
     if as_json:
         print_json_object({"before": before, "after": after, "changes": changes, "outcomes": outcomes, "times": times})
         return
@@ -100,25 +100,25 @@ def find_runs(run: RunQuery, a: str, b: str) -> tuple[Row, Row]:
 
 def find_run(run: RunQuery, name: str) -> Row:
     """The run that a name means, with its pipeline, status and start. Raises UserError where that is not one run."""
-    found = ask(run, "find-run", {"name": name.removeprefix("registry:")})
-    if len({row["run_id"] for row in found}) != 1:
-        several = ", ".join(row["run_id"] for row in found[:4])
-        what = f"means several runs ({several}, ...): say more of it" if found else "means no run that has ended"
+    matches = ask(run, "find-run", {"name": name.removeprefix("registry:")})
+    if len({row["run_id"] for row in matches}) != 1:
+        several = ", ".join(row["run_id"] for row in matches[:4])
+        what = f"means several runs ({several}, ...): say more of it" if matches else "means no run that has ended"
         raise UserError(f"diff: {name} {what}; `draftsmith query runs` lists them")
-    if found[0]["pipeline"] is None:
-        raise UserError(f"diff: the history does not have run {found[0]['run_id']}, which made {name}")
-    return found[0]
+    if matches[0]["pipeline"] is None:
+        raise UserError(f"diff: the history does not have run {matches[0]['run_id']}, which made {name}")
+    return matches[0]
 
 
-def with_code(store: Store, run: RunQuery, asked: Mapping[str, str], changes: Sequence[Row]) -> list[Row]:
+def with_code(store: Store, run: RunQuery, parameters: Mapping[str, str], changes: Sequence[Row]) -> list[Row]:
     """The changes, with each changed piece of code by name where both records of the step are still there."""
     steps = {step for row in changes if row["what"] == "code" for step in row["steps"].split(", ")}
     sql = "SELECT run_id, step, artifact_key FROM step WHERE artifact_key IS NOT NULL AND run_id IN ($run, $before)"
-    keys = {(run_id, step): key for run_id, step, key in run(sql, asked)[1] if step in steps}
+    keys = {(run_id, step): key for run_id, step, key in run(sql, parameters)[1] if step in steps}
     symbols: dict[tuple[str, str, str], list[str]] = {}
     named = set[str]()
     for step in sorted(steps):
-        old, new = (_code_of(store, keys[asked[side], step]) for side in ("before", "run"))
+        old, new = (_code_of(store, keys[parameters[side], step]) for side in ("before", "run"))
         for symbol in sorted(old.keys() | new.keys()) if old and new else []:
             if old.get(symbol) != new.get(symbol):
                 pair = (symbol, old.get(symbol, "")[:12], new.get(symbol, "")[:12])
@@ -183,11 +183,11 @@ def lineage(
     named = NAMED_VERSION.fullmatch(name)
     if named is not None:
         which = "version" if named["which"].isdecimal() else "alias"
-        asked = {"model": named["name"], which: named["which"]}
+        parameters = {"model": named["name"], which: named["which"]}
     else:
-        asked = {"artifact": name}
+        parameters = {"artifact": name}
     with open_history(default_home()) as run:
-        rows = ask(run, "lineage", asked)
+        rows = ask(run, "lineage", parameters)
         sources = ask(run, "sources-of", {"keys": " ".join(row["artifact_key"] for row in rows)})
     roots = [row for row in rows if row["distance"] == 0]
     if len(roots) != 1 or roots[0]["kind"] is None:

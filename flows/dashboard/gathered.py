@@ -11,8 +11,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from components.report.charts.vega import javascript
-from components.report.pages.dashboard import write_dashboard
 from components.report.board import (
     Ancestor,
     AtDepth,
@@ -29,6 +27,8 @@ from components.report.board import (
     Room,
     RunSeen,
 )
+from components.report.charts.vega import javascript
+from components.report.pages.dashboard import write_dashboard
 from flows.services.client import running
 from storage import collect, journal
 from storage.history.query import Parameters, RunQuery, open_history, run_named_query

@@ -55,7 +55,9 @@ class RunOutcome:
     @property
     def release_key(self) -> str:
         """The key of the last Release; "" without one."""
-        return next((made.key for made in reversed(self.artifacts.values()) if isinstance(made, Release)), "")
+        return next(
+            (artifact.key for artifact in reversed(self.artifacts.values()) if isinstance(artifact, Release)), ""
+        )
 
 
 def plan_to_run(
@@ -146,7 +148,7 @@ def execute(
         if not nothing_new and not made_new:
             end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
         else:
-            policies = [made for made in artifacts.values() if isinstance(made, DepthPolicy)]
+            policies = [artifact for artifact in artifacts.values() if isinstance(artifact, DepthPolicy)]
             noise = str(policies[-1].info.get("noise", "")) if policies else ""
             decided = [version.note for version in run.registered if version.note]
             decided += [f"the measurement was disturbed: {noise}"] if noise else []
@@ -169,11 +171,13 @@ def execute(
 
 def _tidy(plan: Plan, store: Store) -> tuple[list[str], list[str]]:
     """Let go what `retention:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
-    kept = plan.retention
-    if kept is None:
+    retention = plan.retention
+    if retention is None:
         return [], []
     try:
-        items = find_items(store.home, store, runs=kept.keep_runs, versions=kept.keep_versions, features=kept.features)
+        items = find_items(
+            store.home, store, runs=retention.keep_runs, versions=retention.keep_versions, features=retention.features
+        )
         gone = collect(store.home, store, items)
     except (UserError, OSError) as error:
         return [], [f"retention: {message_of(error, 200)}; `draftsmith gc` does it later"]

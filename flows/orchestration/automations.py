@@ -73,16 +73,16 @@ def automation_changes(client: SyncPrefectClient, file: Path, spec: Spec) -> Ite
     """
     mark = f"Made by `draftsmith deploy` from {file.resolve()}"
     deployed = {a.name: a for a in find_automations(client) if a.description == mark}
-    for wanted in [*_triggers(file, spec), *_notifications(client, file, spec)]:
-        automation = deployed.pop(wanted.name, None)
-        put = partial(_put, automation, wanted, mark)
+    for intent in [*_triggers(file, spec), *_notifications(client, file, spec)]:
+        automation = deployed.pop(intent.name, None)
+        put = partial(_put, automation, intent, mark)
         if automation is None:
-            yield Change("create", wanted.kind, wanted.name, "", put)
+            yield Change("create", intent.kind, intent.name, "", put)
             continue
         if not automation.enabled:
-            yield Change("keep", wanted.kind, wanted.name, "switched off by hand, stays off")
-        if _differs(client, automation, wanted, mark):
-            yield Change("update", wanted.kind, wanted.name, "", put)
+            yield Change("keep", intent.kind, intent.name, "switched off by hand, stays off")
+        if _differs(client, automation, intent, mark):
+            yield Change("update", intent.kind, intent.name, "", put)
     for name, automation in deployed.items():
         kind = "notify" if automation.actions and automation.actions[0].type == "send-notification" else "trigger"
         delete = methodcaller("delete_automation", automation.id)
@@ -173,16 +173,20 @@ def _block_id(client: SyncPrefectClient, file: Path, pipeline: str, notify: Noti
         ) from error
 
 
-def _core(client: SyncPrefectClient, wanted: _Wanted, mark: str, enabled: bool) -> AutomationCore:
+def _core(client: SyncPrefectClient, intent: _Wanted, mark: str, enabled: bool) -> AutomationCore:
     return AutomationCore(
-        name=wanted.name, description=mark, enabled=enabled, trigger=wanted.reaction, actions=[wanted.act(client)]
+        name=intent.name,
+        description=mark,
+        enabled=enabled,
+        trigger=intent.reaction,
+        actions=[intent.act(client)],
     )
 
 
-def _differs(client: SyncPrefectClient, automation: Automation, wanted: _Wanted, mark: str) -> bool:
+def _differs(client: SyncPrefectClient, automation: Automation, intent: _Wanted, mark: str) -> bool:
     """Whether an automation would do anything else than the file says. A pipeline not yet deployed has a new id."""
     try:
-        desired = _core(client, wanted, mark, automation.enabled)
+        desired = _core(client, intent, mark, automation.enabled)
     except ObjectNotFound:
         return True
     return _comparable_fields(desired) != _comparable_fields(automation)
@@ -190,16 +194,16 @@ def _differs(client: SyncPrefectClient, automation: Automation, wanted: _Wanted,
 
 def _comparable_fields(automation: AutomationCore) -> Any:
     facts = {"expect", "match", "match_related", "posture", "within"}
-    said = ("type", "deployment_id", "block_document_id", "subject", "body")
+    fields = ("type", "deployment_id", "block_document_id", "subject", "body")
     actions = [action.model_dump(mode="json") for action in automation.actions]
     return automation.trigger.model_dump(mode="json", include=facts), [
-        ([action.get(name) for name in said], action.get("parameters") or {}) for action in actions
+        ([action.get(name) for name in fields], action.get("parameters") or {}) for action in actions
     ]
 
 
-def _put(existing: Automation | None, wanted: _Wanted, mark: str, client: SyncPrefectClient) -> None:
+def _put(existing: Automation | None, intent: _Wanted, mark: str, client: SyncPrefectClient) -> None:
     """Create or update an automation; one that a person has switched off stays off."""
-    desired = _core(client, wanted, mark, existing is None or existing.enabled)
+    desired = _core(client, intent, mark, existing is None or existing.enabled)
     if existing is None:
         client.create_automation(desired)
     else:

@@ -258,14 +258,14 @@ def _require_champion(client: MlflowClient, name: str) -> None:
     answer = tags.get(_ANSWERS[1])
     overrides = f"`draftsmith promote {name} --version {number} --force --why ...` overrides that"
     if answer == "passed":
-        told = f"version {number} passed the gate and waits for a yes; `draftsmith promote {name} --why ...` gives it"
+        reason = f"version {number} passed the gate and waits for a yes; `draftsmith promote {name} --why ...` gives it"
     elif answer is not None:
-        told = f"the gate refused version {number}; {_again(name, number)}, {overrides}; it said: {answer}"
+        reason = f"the gate refused version {number}; {_again(name, number)}, {overrides}; it said: {answer}"
     else:
         pipeline, verdict = tags.get("draftsmith.pipeline", "PIPELINE"), tags.get("draftsmith.verdict", "not known")
         better = f"`draftsmith run {pipeline}` with more data or steps (-p) makes a better one"
-        told = f"version {number} is not worth using ({verdict.replace('_', ' ')}); {better}, {overrides}"
-    raise UserError(f"{name} has no champion: {told}")
+        reason = f"version {number} is not worth using ({verdict.replace('_', ' ')}); {better}, {overrides}"
+    raise UserError(f"{name} has no champion: {reason}")
 
 
 def versions_of(home: Path, name: str) -> list[tuple[int, list[str], dict[str, str]]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from components.contract import UserError
 from components.outside_json import JsonObject, read_object
@@ -278,5 +278,5 @@ def _bytes_of(record: JsonObject) -> int:
     return sum(int(file["size"]) for file in record["files"].values())
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -20,14 +20,14 @@ Samples = Mapping[int, Sequence[Sequence[float]]]
 
 def by_kind(slices: Sequence[WholeSlice], times: Iterable[Sequence[int]]) -> dict[int, list[list[int]]]:
     """The rounds of each kind, slice by slice; times: of the rounds of each of these slices, of any phase."""
-    found: dict[int, list[list[int]]] = {}
+    kinds_of_rounds: dict[int, list[list[int]]] = {}
     for whole_slice, of_slice in zip(slices, times, strict=True):
         kinds: dict[int, list[int]] = {}
         for drafted, time in zip(whole_slice.drafted, of_slice, strict=True):
             kinds.setdefault(drafted, []).append(time)
         for drafted, some in kinds.items():
-            found.setdefault(drafted, []).append(some)
-    return found
+            kinds_of_rounds.setdefault(drafted, []).append(some)
+    return kinds_of_rounds
 
 
 def mixed_stat(block: Samples, all_blocks: Samples, counts: Counter[int]) -> BlockStat:

@@ -268,9 +268,9 @@ def _of_layouts(times: Times, most: int) -> Times:
     They have the least time over all numbers of rows, of those with which one row, the pass that drafting is compared
     with, takes at most ONE_ROW_PRICE of what it takes with any.
     """
-    known = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
+    timed_layouts = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
     least: dict[tuple[Kernel, ...], list[float]] = {}
-    for layouts in itertools.combinations(known, min(most, len(known))):
+    for layouts in itertools.combinations(timed_layouts, min(most, len(timed_layouts))):
         names = tuple(name for layout in layouts for name in layout)
         as_they_are = [min(times[name][rows] for name in names) for rows in range(PROBED_ROWS)]
         least[names] = [min(as_they_are[rows:]) for rows in range(PROBED_ROWS)]
@@ -399,10 +399,10 @@ def _convolution_operators() -> tuple[Any, Any] | None:
 def _onednn(reorder: str, run: str) -> tuple[Any, Any] | None:
     """Two private operators of PyTorch, or None where they are missing."""
     try:
-        found = getattr(torch.ops.mkldnn, reorder).default, getattr(torch.ops.mkldnn, run).default
+        operators = getattr(torch.ops.mkldnn, reorder).default, getattr(torch.ops.mkldnn, run).default
     except (AttributeError, RuntimeError):
         return None
-    return found if torch.backends.mkldnn.is_available() else None
+    return operators if torch.backends.mkldnn.is_available() else None
 
 
 class _Piece(NamedTuple):

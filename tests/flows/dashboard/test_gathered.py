@@ -22,8 +22,8 @@ from thirty_nights import FAILED, PROMOTED, fill
 
 from components.report.board import Board
 from flows.cli import main
-from flows.dashboard.gathered import make_dashboard
 from flows.dashboard import served
+from flows.dashboard.gathered import make_dashboard
 from storage.history.query import open_history
 
 PASSWORD = ("draftsmith", "a secret")
