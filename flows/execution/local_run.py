@@ -170,9 +170,9 @@ def execute(
 
 
 def _tidy(plan: Plan, store: Store) -> tuple[list[str], list[str]]:
-    """Let go what `retention:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
-    retention = plan.retention
-    if retention is None:
+    """Let go what `rule:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
+    rule = plan.retention
+    if rule is None:
         return [], []
     try:
         items = find_items(
