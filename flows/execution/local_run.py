@@ -170,14 +170,12 @@ def execute(
 
 
 def _tidy(plan: Plan, store: Store) -> tuple[list[str], list[str]]:
-    """Let go what `rule:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
+    """Let go what `retention:` does not keep, where it runs after this pipeline; (what was freed, why nothing was)."""
     rule = plan.retention
     if rule is None:
         return [], []
     try:
-        items = find_items(
-            store.home, store, runs=retention.keep_runs, versions=retention.keep_versions, features=retention.features
-        )
+        items = find_items(store.home, store, runs=rule.keep_runs, versions=rule.keep_versions, features=rule.features)
         gone = collect(store.home, store, items)
     except (UserError, OSError) as error:
         return [], [f"retention: {message_of(error, 200)}; `draftsmith gc` does it later"]
