@@ -58,7 +58,7 @@ HELD_TWICE: Final = 256 << 20
 """Bytes of weights above which each is held in two layouts at most."""
 HELD_ONCE: Final = 1 << 30
 """Bytes of weights above which each is held in one layout only."""
-ONE_ROW_PRICE: Final = 1.1
+ONE_ROW_PRICE: Final = 1.25
 """What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more.
 """
 _LETTERS: Final[dict[str, Kernel]] = {

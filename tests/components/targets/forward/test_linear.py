@@ -245,7 +245,7 @@ def test_a_large_model_holds_every_weight_in_one_layout(timings: list[int], monk
     ("slower", "chosen"),
     [
         ({"transposed": 0.5, "prepacked": 1.5}, "transposed"),  # at each number of rows
-        ({"transposed": 1.2, "prepacked": 1.2, "convolved": 1.2}, "plain"),
+        ({"transposed": 1.3, "prepacked": 1.3, "convolved": 1.3}, "plain"),
         ({"transposed": 0.99, "prepacked": 0.99}, "plain"),  # within the noise
     ],
 )
@@ -254,11 +254,11 @@ def test_the_one_layout_is_the_quickest_over_all_rows(slower: dict[Kernel, float
     times = {kernel: [slower.get(kernel, 1.0) * 1e3 * time for time in rows] for kernel in get_args(Kernel)}
     assert choose_kernels(times, most_layouts=1) == (chosen,) * linear.PROBED_ROWS
     one_row = min(times[chosen])
-    times["convolved"] = [1.2 * one_row] * len(rows)
-    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a tenth for flat verification, no more"
+    times["convolved"] = [1.3 * one_row] * len(rows)
+    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a quarter for flat verification, no more"
     two = choose_kernels(times, most_layouts=2)
     assert two[0] != "convolved" and set(two[2:]) == {"convolved"}, "two layouts pay nothing"
-    times["convolved"] = [1.05 * one_row] * len(rows)
+    times["convolved"] = [1.2 * one_row] * len(rows)
     assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
 
 
