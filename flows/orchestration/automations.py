@@ -192,7 +192,7 @@ def _comparable_fields(automation: AutomationCore) -> Any:
     facts = {"expect", "match", "match_related", "posture", "within"}
     said = ("type", "deployment_id", "block_document_id", "subject", "body")
     actions = [action.model_dump(mode="json") for action in automation.actions]
-    return automation.trigger.model_dump(mode="json", include=facts), [
+    return automation.trigger.model_dump(include=facts), [  # as sets: events have no order
         ([action.get(name) for name in said], action.get("parameters") or {}) for action in actions
     ]
 

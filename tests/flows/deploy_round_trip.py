@@ -108,7 +108,8 @@ def main(file: Path, home: Path) -> dict[str, Any]:
             plan_changes(other, home, packages=("toybox",))
         except UserError as error:
             said["no gpus"] = str(error)
-        said["triggers"] = sorted(a.name for a in client.read_automations())
+        mark = f"Made by `draftsmith deploy` from {file.resolve()}"  # others share this server
+        said["triggers"] = sorted(a.name for a in client.read_automations() if a.description == mark)
     return said
 
 
