@@ -39,7 +39,7 @@ from components.data.formats.prompts import (
     read_prompts,
     write_prompts,
 )
-from components.data.sources.bad_rows import SetAside
+from components.data.sources.bad_rows import BadRow, SetAside
 from components.data.sources.files import SUFFIXES, read_rows
 from components.data.sources.listing import traffic_files
 from components.data.sources.shapes import read_label, read_shape, unwrap_row
@@ -114,9 +114,19 @@ def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], 
         reason = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
         ctx.note(f"{source}: {num_skipped} files left alone: {reason}")
 
+    def rows_of(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
+        """A file among others that cannot be read further ends there: it must not stop every night to come."""
+        try:
+            yield from read_rows(file, set_aside)
+        except UserError as fault:
+            if Path(source).is_file():  # it was named: a mistake
+                raise
+            set_aside(str(file), 0, BadRow(str(fault)), "")
+            ctx.note(f"left alone from where it cannot be read: {fault}")
+
     def tables(set_aside: SetAside) -> Iterator[Table]:
         for number, file in enumerate(files, start=1):
-            yield str(file), as_utf8(file.name), read_rows(file, set_aside)
+            yield str(file), as_utf8(file.name), rows_of(file, set_aside)
             ctx.progress(number, len(files), "files")
 
     def read(row: Any, _: str, name: str) -> Prompt:

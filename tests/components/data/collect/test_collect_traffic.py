@@ -165,6 +165,17 @@ def test_bad_rows_are_set_aside_and_counted(folder: Path, new_ctx: NewCtx) -> No
     assert len((ctx.out / "set_aside.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_torn_file_stops_no_night_and_is_told_where_it_was_named(folder: Path, new_ctx: NewCtx) -> None:
+    write(folder / "good.jsonl", [chat(f"q {n}") for n in range(20)])
+    torn = folder / "torn.parquet"
+    torn.write_bytes(b"PAR1 and nothing more")
+    found = collect(folder, ctx := new_ctx())
+    assert (found.info["new"], found.info["set_aside"]) == (20, 1)
+    assert "torn.parquet" in (ctx.out / "set_aside.jsonl").read_text()
+    with pytest.raises(UserError, match=r"torn\.parquet: not readable as Parquet"):
+        collect(torn, new_ctx())
+
+
 def test_logged_requests_and_tables_are_read(folder: Path, new_ctx: NewCtx) -> None:
     """OpenAI's batch files, gateways that log the request, and a table that keeps messages as JSON text."""
     body = [{"custom_id": str(n), "body": {"model": "m", **chat(f"batch {n}")}, "app": "search"} for n in range(20)]
