@@ -196,13 +196,8 @@ def _comparable_fields(automation: AutomationCore) -> Any:
     facts = {"expect", "match", "match_related", "posture", "within"}
     fields = ("type", "deployment_id", "block_document_id", "subject", "body")
     actions = [action.model_dump(mode="json") for action in automation.actions]
-<<<<<<< HEAD
-    return automation.trigger.model_dump(mode="json", include=facts), [
-        ([action.get(name) for name in fields], action.get("parameters") or {}) for action in actions
-=======
     return automation.trigger.model_dump(include=facts), [  # as sets: events have no order
-        ([action.get(name) for name in said], action.get("parameters") or {}) for action in actions
->>>>>>> 4b3d9a4763aebaed056ea18b3c84b288b0d74e67
+        ([action.get(name) for name in fields], action.get("parameters") or {}) for action in actions
     ]
 
 

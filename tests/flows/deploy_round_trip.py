@@ -109,8 +109,8 @@ def main(file: Path, home: Path) -> dict[str, Any]:
             plan_changes(other, home, packages=("toybox",))
         except UserError as error:
             said["no gpus"] = str(error)
-<<<<<<< HEAD
-        said["triggers"] = sorted(a.name for a in client.read_automations())
+        mark = f"Made by `draftsmith deploy` from {file.resolve()}"  # others share this server
+        said["triggers"] = sorted(a.name for a in client.read_automations() if a.description == mark)
         client.pause_automation(next(a.id for a in client.read_automations() if a.name == "follower: after toys"))
         for former, present in (("follower", "fan"), ("toys", "games")):
             said["switched off"] = [a.name for a in client.read_automations() if not a.enabled]
@@ -121,10 +121,6 @@ def main(file: Path, home: Path) -> dict[str, Any]:
         games = client.read_deployment_by_name("games/games")
         said["games"] = [games.paused, [[s.slug, s.active, s.parameters] for s in games.schedules]]
         deploy("renamed")
-=======
-        mark = f"Made by `draftsmith deploy` from {file.resolve()}"  # others share this server
-        said["triggers"] = sorted(a.name for a in client.read_automations() if a.description == mark)
->>>>>>> 4b3d9a4763aebaed056ea18b3c84b288b0d74e67
     return said
 
 
