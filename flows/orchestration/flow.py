@@ -108,6 +108,7 @@ def run_as_tasks(
         answers += try_again(plan, outcome)
     except (UserError, StepFailed) as error:
         results.append(error)
+        screen.show_failure(error)
         return Failed(message=str(error))
     except BaseException as error:
         results.append(error)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from prefect.server.api.server import create_app as prefect_app
 from starlette.types import ASGIApp
 
-from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, allowed_hosts
+from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, OwnConnectionsOnly, allowed_hosts
 
 
 def create_app() -> ASGIApp:
     """Prefect's API, UI and background services, for hosts and origins we know."""
-    return KnownPlacesOnly(prefect_app(final=True), allowed_hosts())
+    return OwnConnectionsOnly(KnownPlacesOnly(prefect_app(final=True), allowed_hosts()))
 
 
 def create_temporary_app() -> ASGIApp:
