@@ -20,10 +20,12 @@ from components.chat_sample import SAMPLE, SampleRow, read_sample_rows
 from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, UserError
 from components.definitions import accept_joint_everywhere, tokens_per_s
 from components.outside_json import JsonObject
-from components.policy import read_policy
+from components.policy import Policy, judged_choice, read_policy, verdict_in_words
+from components.refusals import remedy
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import as_image, picture
 from components.report.pages.languages import language_table
+from components.report.summary import summarise
 from components.report.tables import (
     arm_table,
     chain_or_tree,
@@ -59,14 +61,64 @@ from components.text import in_markdown
 
 # An artifact's page is narrow, so the table of depths is shown in two parts.
 SPEED = ("depth", "AL", "predicted", "measured", "P(best)", "regret")
+FIRST_FACTS = (
+    "drafter",
+    "chosen depth",
+    "acceptance length",
+    "measured speedup",
+    "predicted speedup",
+    "token-identical",
+    "against champion",
+)
 COST = ("depth", "T_target", "T_verify", "T_draft", "cost", "gain", "cost added")
+
+
+def verdict_card(policy: DepthPolicy | None, became: Sequence[str], links: Sequence[tuple[str, str]]) -> str:
+    """The first card of a run: verdict, links, chart, what the gate found, what became of the run.
+
+    policy: the last decision of the run, None without one. became: lines about versions, notes, problems. links:
+    (label, address), that work from another machine where the servers answer there.
+    """
+    info = policy.info if policy is not None else {}
+    parts = [f"## {in_markdown(verdict_in_words(info))}"] if info.get("verdict") else []
+    parts += [" · ".join(f"[{label}]({address})" for label, address in links)] if links else []
+    if info.get("verdict"):
+        told = summarise(info)
+        rows = [[label, told[label]] for label in FIRST_FACTS if label in told]
+        parts.append(Table(["", ""], rows).markdown())
+    if content := _content_of(policy):
+        parts += _served_chart(content)
+        refused = [check for check in content.gate.checks if not check.passed] if content.gate else []
+        if refused:
+            rows = [[c.what(), c.measured(), c.asked(), remedy(c.name)] for c in refused]
+            parts += ["### why the gate refuses", Table(["what", "measured", "asked", "what to do"], rows).markdown()]
+    if became:
+        parts += ["### what became of it", "\n".join(f"- {in_markdown(line)}" for line in became)]
+    return "\n\n".join(parts)
+
+
+def _content_of(policy: DepthPolicy | None) -> Policy | None:
+    """The content of a decision; None where there is none, or it is of a step of the user's own."""
+    try:
+        return read_policy(policy.path) if policy is not None else None
+    except UserError:
+        return None
+
+
+def _served_chart(content: Policy) -> list[str]:
+    """Speedup by depth of the drafter that the verdict is about; [] where no depth was judged."""
+    choice = judged_choice(content)
+    if choice is None:
+        return []
+    arms = [arm for arm in content.arms if arm.workload == ALL]
+    chart = speedup_chart(evals_by_depth(choice, content.evals), arms, choice)
+    return [picture(chart, f"{choice.method}: speedup by depth, predicted and measured")]
 
 
 def decision_card(policy: DepthPolicy) -> str:
     """The depth decision: choices, every depth, charts, measured arms, the gate; "" where it is no policy of ours."""
-    try:
-        content = read_policy(policy.path)
-    except UserError:  # of a step of the user's own, which may keep its decision in any form
+    content = _content_of(policy)
+    if content is None:
         return ""
     choices, evals, roles = content.choices, content.evals, content.roles
     arms = [arm for arm in content.arms if arm.workload == ALL]

@@ -7,7 +7,6 @@ server neither waits for questions over the history nor keeps their memory.
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
 from pathlib import Path
@@ -18,14 +17,12 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from flows.services.report_pages import report_page
 from flows.services.server_guard import BehindPassword
 
 PLACE = "/dashboard"
 FRESH_S = 30.0
 MADE_WITHIN_S = 120.0
-_KEY = re.compile(r"[0-9a-f]{64}")
-# What a report page may do: it is made of models' and people's texts, and needs no script and no other address.
-_REPORT_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 
 
 class WithDashboard:
@@ -56,10 +53,7 @@ def dashboard_app(home: Path) -> Starlette:
         return FileResponse(file, media_type="text/html", headers={"Cache-Control": "no-store"})
 
     async def report(request: Request) -> Response:
-        page = home / "store" / request.path_params["key"] / "index.html"
-        if not _KEY.fullmatch(request.path_params["key"]) or not page.is_file():
-            return PlainTextResponse("there is no such report\n", status_code=404)
-        return FileResponse(page, media_type="text/html", headers=_REPORT_POLICY)
+        return report_page(home, request.path_params["key"], "")
 
     async def moved(request: Request) -> Response:
         return RedirectResponse(f"{PLACE}/")

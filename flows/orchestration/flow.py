@@ -110,6 +110,7 @@ def run_as_tasks(
         answers += _tell(plan, happened_in(outcome), somebody_may_answer)
     except (UserError, StepFailed) as error:
         results.append(error)
+        screen.show_failure(error)
         if not somebody_may_answer:  # else the server's own event of it is told
             _tell(plan, [("failed", str(error))], somebody_may_answer)
         return Failed(message=str(error))

@@ -10,14 +10,15 @@ from prefect.server.api.server import create_app as prefect_app
 from starlette.types import ASGIApp
 
 from flows.dashboard.served import WithDashboard
-from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, allowed_hosts
+from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, OwnConnectionsOnly, allowed_hosts
 from storage.artifacts.store import default_home
 
 
 def create_app() -> ASGIApp:
     """Prefect's API, UI and background services, and the dashboard, for hosts and origins we know."""
     password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
-    return KnownPlacesOnly(WithDashboard(prefect_app(final=True), default_home(), password), allowed_hosts())
+    pages = WithDashboard(prefect_app(final=True), default_home(), password)
+    return OwnConnectionsOnly(KnownPlacesOnly(pages, allowed_hosts()))
 
 
 def create_temporary_app() -> ASGIApp:

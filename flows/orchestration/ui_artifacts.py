@@ -13,16 +13,27 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.artifacts import (
-    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     update_progress_artifact,
 )
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.concurrency.sync import concurrency
+from prefect.runtime import task_run
 
-from components.contract import Artifact, Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, Release
+from components.contract import (
+    Artifact,
+    Chats,
+    Conversations,
+    DepthPolicy,
+    Measurements,
+    Page,
+    Prompts,
+    Release,
+    UserError,
+)
 from components.data.formats.chats import dropped_examples
 from components.report.prefect_cards import (
     answers_card,
@@ -31,13 +42,14 @@ from components.report.prefect_cards import (
     measurements_card,
     mix_card,
     page_card,
+    verdict_card,
 )
 from components.tables import Table
 from components.text import in_markdown, message_of
 from flows.execution.local_run import RunOutcome
-from flows.execution.messages import Event
+from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep
-from flows.services.client import running
+from flows.services.client import mlflow_address, report_address
 from storage.artifacts.store import Store
 
 SECONDS_BETWEEN_UPDATES = 3.0
@@ -61,6 +73,8 @@ class Screen:
         self._updated: dict[str, float] = {}
         self._slot: ExitStack | None = None
         self._faults = 0
+        self._run_card: UUID | None = None
+        self._plan_text = ""
 
     def on_event(self, step: PlannedStep, event: Event) -> None:
         """Show one event of the engine or of a step."""
@@ -96,7 +110,8 @@ class Screen:
         rows += [[name, "", "", "", f"left out: {reason}"] for name, reason in self.plan.skipped]
         table = Table(["step", "uses", "makes", "key", "why"], rows).markdown()
         drawing = f"```mermaid\n{self.plan.mermaid()}\n```"
-        self._markdown(f"plan-{self.plan.pipeline}", f"{about}\n\n{drawing}\n\n{table}", "what runs, and why")
+        self._plan_text = f"{about}\n\n{drawing}\n\n{table}"
+        self._try(self._create_run_card)
 
     def show_artifact(self, step: PlannedStep, artifact: Artifact) -> None:
         """Tables and charts of what was measured and decided, the place of a page."""
@@ -120,29 +135,49 @@ class Screen:
             self._markdown(f"report-{step.name}", lambda: self._page_location(artifact), "the report")
 
     def show_outcome(self, outcome: RunOutcome) -> None:
-        """Where to look next (MLflow, the report, the release), what was registered, what could not be logged."""
-        lines = [f"- {in_markdown(line)}" for line in (*outcome.notes, *outcome.problems)]
-        link = _mlflow_link(self.store, outcome)
-        if link:
-            lines.insert(0, f"- [the MLflow run of this run]({link})")
-        for name, artifact in outcome.artifacts.items():
-            if isinstance(artifact, Page | Release):
-                lines.append(f"- {in_markdown(name)}: `draftsmith show {artifact.key[:12]}`, in `{artifact.path}`")
-        if lines:
-            self._markdown(f"outcome-{self.plan.pipeline}", "\n".join(lines), "worth knowing")
-        if link:
-            key, text = _key(f"mlflow-{self.plan.pipeline}"), "the MLflow run"
-            self._try(lambda: create_link_artifact(link, key=key, link_text=text, description=text))
+        """The verdict with its chart, links, what was registered, what could not be logged, above the plan."""
+        self._drop_progress()
+        policies = [made for made in outcome.artifacts.values() if isinstance(made, DepthPolicy)]
+        became = [f"nothing new: {outcome.nothing_new}"] if outcome.nothing_new else []
+        # what happened to versions also stands among the notes
+        became += dict.fromkeys((*outcome.decided, *outcome.notes, *outcome.problems))
+        became += [
+            f"{name}: draftsmith show {made.key[:12]}"
+            for name, made in outcome.artifacts.items()
+            if isinstance(made, Page | Release)
+        ]
+        links = _links(self.store, outcome)
+        policy = policies[-1] if policies else None
+        self._try(lambda: self._update_run_card(verdict_card(policy, became, links), "the verdict, and why"))
+
+    def show_failure(self, error: UserError | StepFailed) -> None:
+        """What went wrong and where, and how the run goes on."""
+        self._drop_progress()
+        lines = [f"## {in_markdown(str(error))}"]
+        if isinstance(error, StepFailed):
+            lines.append(f"Its log: `{error.log}`")
+        lines.append(
+            f"`draftsmith run {self.plan.pipeline}`, or Retry above, goes on from the steps that are finished."
+        )
+        self._try(lambda: self._update_run_card("\n\n".join(lines), "what went wrong"))
+
+    def _drop_progress(self) -> None:
+        """Remove the bars of progress: what has ended needs none."""
+        bars, self._progress = list(self._progress.values()), {}
+        if bars:
+            self._try(lambda: _delete_artifacts(bars))
 
     def note(self, text: str) -> None:
         """One line in the run's log."""
         self._try(lambda: get_run_logger().info("%s", text))
 
     def _page_location(self, page: Page) -> str:
-        """A browser opens no file from a page that a server sent, so the place is given to copy."""
+        """Where the page is: a link where a server shows it; else its file to copy, which no link of a page opens."""
         file = page.path / "index.html"
         verdict = in_markdown(str(page.info.get("verdict", "")).replace("_", " "))
-        place = f"Open it in a browser:\n\n```\n{file.as_uri()}\n```\n\nor `draftsmith show {page.key[:12]}`.\n"
+        served = report_address(self.store.home, page.key)
+        place = f"[Open the report]({served})" if served else f"Open it in a browser:\n\n```\n{file.as_uri()}\n```"
+        place += f"\n\nor `draftsmith show {page.key[:12]}`.\n"
         return "\n\n".join(part for part in (verdict, page_card(page), place) if part)
 
     def _take_slot(self) -> None:
@@ -173,10 +208,37 @@ class Screen:
         assert isinstance(artifact_id, UUID)
         self._progress[step.name] = artifact_id
 
-    def _markdown(self, key: str, text: str | Callable[[], str], description: str) -> None:
+    def _create_run_card(self) -> None:
+        """Put the plan on the page of the run; what came of it will stand above it."""
+        key = _key(f"run-{self.plan.pipeline}")
+        created = create_markdown_artifact(self._plan_text, key=key, description="what runs, and why")
+        assert isinstance(created, UUID)
+        self._run_card = created
+
+    def _update_run_card(self, text: str, description: str) -> None:
+        if self._run_card is None:
+            return
+        changed = ArtifactUpdate(data=f"{text}\n\n### what ran, and why\n\n{self._plan_text}", description=description)
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self._run_card, changed)
+
+    def _markdown(self, key: str, text: Callable[[], str], description: str) -> None:
+        """A card of the running step. It is on the page of its task, and not among the cards of the run.
+
+        Prefect shows those in no order, so the run has one: two dozen hid the one that people want.
+        """
+
         def create() -> None:
-            if content := text if isinstance(text, str) else text():
-                create_markdown_artifact(content, key=_key(key), description=description)
+            if content := text():
+                card = ArtifactCreate(
+                    type="markdown",
+                    key=_key(key),
+                    description=description,
+                    data=content,
+                    task_run_id=UUID(str(task_run.id)),
+                )
+                with get_client(sync_client=True) as client:
+                    client.create_artifact(card)
 
         self._try(create)
 
@@ -191,13 +253,20 @@ class Screen:
             sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {message}\n")
 
 
-def _mlflow_link(store: Store, outcome: RunOutcome) -> str:
-    """The page of the MLflow run on the server of `draftsmith up`; "" when none runs or nothing was logged."""
-    services = running(store.home)
-    if services is None or not services.mlflow_url or not outcome.mlflow_run:
-        return ""
-    experiment, run = outcome.mlflow_run
-    return f"{services.mlflow_url.rstrip('/')}/#/experiments/{experiment}/runs/{run}"
+def _links(store: Store, outcome: RunOutcome) -> list[tuple[str, str]]:
+    """(label, address) of the reports and of the run in MLflow, as far as servers show them."""
+    pages = [made.key for made in outcome.artifacts.values() if isinstance(made, Page)]
+    links = [("the report", address) for key in pages if (address := report_address(store.home, key))]
+    if (mlflow := mlflow_address(store.home)) and outcome.mlflow_run:
+        experiment, run = outcome.mlflow_run
+        links.append(("numbers, charts and evidence in MLflow", f"{mlflow}/#/experiments/{experiment}/runs/{run}"))
+    return links
+
+
+def _delete_artifacts(artifacts: list[UUID]) -> None:
+    with get_client(sync_client=True) as client:
+        for artifact in artifacts:
+            client.delete_artifact(artifact)
 
 
 def _key(name: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -189,6 +190,21 @@ def running(home: Path) -> Services | None:
         raise UserError(
             f"{address_file(home)}: is not as the supervisor wrote it ({error}); draftsmith down, then draftsmith up"
         ) from error
+
+
+def mlflow_address(home: Path) -> str:
+    """MLflow's pages as people reach them: of `draftsmith up`, or of the server that a worker elsewhere logs to; ""
+    where nothing serves them."""
+    services = running(home)
+    uri = services.mlflow_url if services is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    return uri.rstrip("/") if uri.startswith(("http://", "https://")) else ""
+
+
+def report_address(home: Path, key: str) -> str:
+    """The address of a report on the server of `draftsmith up` (flows/services/report_pages.py); "" without one."""
+    services = running(home)
+    ours = services is not None and services.mlflow_is_ours
+    return f"{services.mlflow_url.rstrip('/')}/reports/{key}/" if services is not None and ours else ""
 
 
 def client_environment(services: Services) -> dict[str, str]:

@@ -26,6 +26,7 @@ from flows.services.client import (
     is_held,
     mlflow_headers,
     pid_file,
+    report_address,
     running,
 )
 from flows.services.processes import Settings
@@ -154,9 +155,12 @@ def links(services: Services, home: Path) -> list[tuple[str, str]]:
 
 
 def newest_report(home: Path) -> str:
-    """The URL of the newest report page; before the first one, how to make it."""
+    """The address of the newest report page, its file where no server of ours shows it; before the first, how to make
+    it."""
     pages = sorted((home / "store").glob("*/index.html"), key=lambda page: page.stat().st_mtime)
-    return pages[-1].as_uri() if pages else "none yet: draftsmith run quickstart"
+    if not pages:
+        return "none yet: draftsmith run quickstart"
+    return report_address(home, pages[-1].parent.name) or pages[-1].as_uri()
 
 
 def _latest_experiment(services: Services) -> str:

@@ -17,6 +17,7 @@ from mlflow.server import constants
 from mlflow.server.handlers import initialize_backend_stores
 
 from flows.services.client import LOOPBACK, PASSWORD_VARIABLE
+from flows.services.report_pages import ReportPages
 from flows.services.server_guard import guarded_mlflow
 from storage.registry.tracking import ensure_database
 
@@ -40,7 +41,7 @@ def main() -> None:
     from mlflow.server.fastapi_app import app  # it reads the variables above when it is imported
 
     uvicorn.run(
-        guarded_mlflow(app, os.environ.pop(PASSWORD_VARIABLE)),
+        guarded_mlflow(ReportPages(app, home), os.environ.pop(PASSWORD_VARIABLE)),
         host=LOOPBACK,
         port=port,
         log_level="warning",

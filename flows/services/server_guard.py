@@ -127,10 +127,34 @@ class OwnArtifactsOnly:
         await self.app(scope, replay, send)
 
 
+class OwnConnectionsOnly:
+    """Tells the browser that pages of this server ask no other server for anything.
+
+    Prefect's page asks the host of an analytics service for its configuration before it reads the setting that turns
+    analytics off, and no setting of its own stops that.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; the answer has the rule, unless it has one of its own."""
+
+        async def send_with_rule(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                if not any(name.lower() == b"content-security-policy" for name, _ in headers):
+                    headers.append((b"content-security-policy", b"connect-src 'self' data: blob:"))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self.app(scope, receive, send_with_rule if scope["type"] == "http" else send)
+
+
 def guarded_mlflow(app: ASGIApp, auth_string: str) -> ASGIApp:
     """MLflow's app for known hosts and origins, behind the password; only its health address is open."""
     inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
-    return KnownPlacesOnly(inner, allowed_hosts())
+    return OwnConnectionsOnly(KnownPlacesOnly(inner, allowed_hosts()))
 
 
 def _headers(scope: Scope) -> dict[str, str]:

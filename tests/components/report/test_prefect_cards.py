@@ -16,6 +16,7 @@ from report_study import make_report_study
 from components.contract import Measurements, Prompts
 from components.data import deduplicate, mix_chats
 from components.data.formats.chats import dropped_examples
+from components.policy import Gate, GateCheck, read_policy
 from components.report.pages.drafter import prefill_table
 from components.report.prefect_cards import (
     acceptance_table,
@@ -25,8 +26,10 @@ from components.report.prefect_cards import (
     measurements_card,
     mix_card,
     speed_table,
+    verdict_card,
 )
 from components.rows import AcceptanceMap, CostCell, DepthEval, Request, read_rows, write_rows
+from components.speedup.policy_markdown import write_policy
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,24 @@ def test_a_decision_shows_every_depth_each_measured_arm_and_charts_that_stand_al
         colours = set(re.findall(r"var\((--\w+)\)", base64.b64decode(picture).decode()))
         defined = set(re.findall(r"(--\w+): #", base64.b64decode(picture).decode()))
         assert colours <= defined, "a chart in an image sees no style sheet but its own"
+
+
+def test_the_card_of_a_run_says_verdict_links_chart_and_what_the_gate_measured_asked_and_wants(
+    study: dict[str, Any], tmp_path: Path
+) -> None:
+    policy = read_policy(study["policy"].path)
+    failed = GateCheck("prediction_gap", False, 0.31, "<= 0.15")
+    (tmp_path / "refused").mkdir()
+    write_policy(tmp_path / "refused", dataclasses.replace(policy, gate=Gate(False, [failed])))
+    refused = dataclasses.replace(study["policy"], path=tmp_path / "refused")
+    card = verdict_card(refused, ["registered m version 2"], [("the report", "http://here/reports/k/")])
+    first, *_ = card.splitlines()
+    assert first.startswith("## Use ") and "[the report](http://here/reports/k/)" in card
+    assert "speedup by depth, predicted and measured](data:image/svg" in card
+    row = next(line for line in card.splitlines() if "gap between predicted" in line).replace("\\", "")
+    assert "| 0.31 | at most 0.15 | measure it again, best on a machine with nothing else to do |" in row
+    assert card.endswith("- registered m version 2")
+    assert verdict_card(None, [], []) == "", "a run without a decision has nothing to say here"
 
 
 def test_a_policy_that_was_not_yet_confirmed_has_a_card_too(study: dict[str, Any]) -> None:

@@ -90,13 +90,17 @@ def test_a_run_is_a_flow_with_a_task_for_each_step_and_says_what_it_reused(serve
     assert second == dict.fromkeys(
         ["soil (reused)", "plant[fern] (reused)", "plant[moss] (reused)", "depth (reused)"], "Reused"
     )
-    shown = {row["key"]: row["data"] for row in ask(server, "artifacts")}
+    artifacts = ask(server, "artifacts")
+    shown = {row["key"]: row["data"] for row in artifacts}
     assert (
-        "```mermaid" in shown["plan-toys"]
+        "```mermaid" in shown["run-toys"]
         and "1.54" in shown["decision-depth"]
         and "min speedup" in shown["decision-depth"]
     )
-    assert shown["progress-depth"] == 100.0
+    assert "progress-depth" not in shown, "a bar of progress goes with its run"
+    (card,) = (row for row in artifacts if row["flow_run_id"] == flows[0]["id"])  # Prefect shows cards in no order
+    chart, plan = (card["data"].index(text) for text in ("predicted and measured](data:image/svg", "```mermaid"))
+    assert card["key"] == "run-toys" and chart < plan
 
 
 def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, home):
@@ -106,6 +110,8 @@ def test_a_wrong_input_ends_failed_with_its_one_line_and_is_not_retried(server, 
         row for row in ask(server, "flow_runs") if row["state"]["message"] == line and row["state"]["type"] == "FAILED"
     )
     assert tasks_of(server, flow["id"], 2) == [("good", "Completed", 1), ("bad", "Failed", 1)]
+    card = next(row["data"] for row in ask(server, "artifacts") if row["key"] == "run-fails")
+    assert card.startswith("## step 'bad': data.jsonl:3") and "goes on from the steps that are finished" in card
 
 
 def test_a_night_without_news_ends_completed_and_says_so(server, home):
