@@ -202,12 +202,12 @@ def _work(
     meeting = f"file://{folder / 'meeting'}"
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=number, timeout=PATIENCE)
-    own = folder / str(rank)
-    own.mkdir()
+    folder_of_rank = folder / str(rank)
+    folder_of_rank.mkdir()
     for shard in shards:
         part = dataclasses.replace(
             shard,
-            file=shard.file if rank == 0 else own / shard.file.name,
+            file=shard.file if rank == 0 else folder_of_rank / shard.file.name,
             device=f"cuda:{rank}" if on_gpu else device,
             num_threads=shard.num_threads if on_gpu else max(1, shard.num_threads // number),
         )

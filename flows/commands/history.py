@@ -130,8 +130,8 @@ def with_code(store: Store, run: RunQuery, parameters: Mapping[str, str], change
             rows.append(row)
         elif symbols:
             rows += [
-                {"what": "code", "name": symbol, "before": old, "after": new, "steps": ", ".join(where)}
-                for (symbol, old, new), where in symbols.items()
+                {"what": "code", "name": symbol, "before": old, "after": new, "steps": ", ".join(steps)}
+                for (symbol, old, new), steps in symbols.items()
             ]
             symbols = {}
     return rows

@@ -26,18 +26,18 @@ def hubs_fault(pipeline: str, *, declared: bool, asked: bool) -> str:
     """
     if not (declared or asked):
         return ""
-    said = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    allowed = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     wants = "--online" if asked else f"pipeline '{pipeline}' says `online: true`"
-    if NONE in said:
-        return f"{wants}: the operator denies it (${VARIABLE} is {','.join(said)}); ask whoever runs this machine"
+    if NONE in allowed:
+        return f"{wants}: the operator denies it (${VARIABLE} is {','.join(allowed)}); ask whoever runs this machine"
     if asked:
         return ""
     if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
         return f"{wants}: ${OFFLINE} is set where it runs and keeps every step offline; unset it there"
-    if {ALL, pipeline} & {*said}:
+    if {ALL, pipeline} & {*allowed}:
         return ""
-    hint = did_you_mean(pipeline, said) if said else ""
-    allow = f"start `draftsmith up` (or the worker) with {VARIABLE}={','.join([*said, pipeline])}"
+    hint = did_you_mean(pipeline, allowed) if allowed else ""
+    allow = f"start `draftsmith up` (or the worker) with {VARIABLE}={','.join([*allowed, pipeline])}"
     return f"{wants}, and the operator does not allow it{hint}: {allow}, or run it by hand with --online"
 
 

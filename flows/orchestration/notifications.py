@@ -42,7 +42,7 @@ def happened_in(outcome: RunOutcome) -> Happened:
             continue
         what = "promoted" if "champion" in version.aliases else "waiting" if version.waits else "refused"
         happened.append((what, version.note))
-    drifts = [made.info for made in outcome.artifacts.values() if isinstance(made, Measurements)]
+    drifts = [artifact.info for artifact in outcome.artifacts.values() if isinstance(artifact, Measurements)]
     return happened + [("drift", str(info["drift"])) for info in drifts if info.get("drifted")]
 
 

@@ -137,14 +137,14 @@ class Screen:
     def show_outcome(self, outcome: RunOutcome) -> None:
         """The verdict with its chart, links, what was registered, what could not be logged, above the plan."""
         self._drop_progress()
-        policies = [made for made in outcome.artifacts.values() if isinstance(made, DepthPolicy)]
+        policies = [artifact for artifact in outcome.artifacts.values() if isinstance(artifact, DepthPolicy)]
         became = [f"nothing new: {outcome.nothing_new}"] if outcome.nothing_new else []
         # what happened to versions also stands among the notes
         became += dict.fromkeys((*outcome.decided, *outcome.notes, *outcome.problems))
         became += [
-            f"{name}: draftsmith show {made.key[:12]}"
-            for name, made in outcome.artifacts.items()
-            if isinstance(made, Page | Release)
+            f"{name}: draftsmith show {artifact.key[:12]}"
+            for name, artifact in outcome.artifacts.items()
+            if isinstance(artifact, Page | Release)
         ]
         links = _links(self.store, outcome)
         policy = policies[-1] if policies else None
@@ -255,7 +255,7 @@ class Screen:
 
 def _links(store: Store, outcome: RunOutcome) -> list[tuple[str, str]]:
     """(label, address) of the reports and of the run in MLflow, as far as servers show them."""
-    pages = [made.key for made in outcome.artifacts.values() if isinstance(made, Page)]
+    pages = [artifact.key for artifact in outcome.artifacts.values() if isinstance(artifact, Page)]
     links = [("the report", address) for key in pages if (address := report_address(store.home, key))]
     if (mlflow := mlflow_address(store.home)) and outcome.mlflow_run:
         experiment, run = outcome.mlflow_run

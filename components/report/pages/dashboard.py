@@ -167,13 +167,13 @@ def _without_champion(board: Board) -> list[tuple[str, str]]:
     for model, choice in newest.items():
         if model not in served:
             waits = [move for move in board.moves if move.model == model and move.alias in ("candidate", "challenger")]
-            why = f"{choice.method}, {choice.verdict.replace('_', ' ')}: {'; '.join(choice.reasons)}"
+            reason = f"{choice.method}, {choice.verdict.replace('_', ' ')}: {'; '.join(choice.reasons)}"
             next_step = "none of its releases is in the registry"
             if waits:
                 next_step = (
                     f"version {waits[-1].version} waits: draftsmith show {waits[-1].name} says what the gate said"
                 )
-            lines.append((model, f"{why}. No champion: {next_step}."))
+            lines.append((model, f"{reason}. No champion: {next_step}."))
     return lines
 
 
