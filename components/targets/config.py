@@ -39,11 +39,12 @@ def load_target(
     model: str,
     trust_remote_code: bool,
     dtype: Literal["auto", "float32", "bfloat16"],
-    spread: Spread = Spread(),  # noqa: B008 (it cannot be changed)
+    device_map: Literal["none", "auto"],
+    tp_size: int,
     ctx: Context,
 ) -> Target:
     """The step `targets.load_target`; its settings are explained in components/targets/steps.py."""
-    folder = find_folder(model, trust_remote_code)
+    folder, spread = find_folder(model, trust_remote_code), Spread(device_map, tp_size)
     files = list_files(folder, model, trust_remote_code)
     ctx.note(f"{model}: {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB in {len(files)} files")
     facts = facts_of(folder, location=model, trust_remote_code=trust_remote_code, dtype=dtype, device=ctx.device)

@@ -175,10 +175,15 @@ def load_target(
             such a target, but for training on stored or served features.
     """
     from components.targets.config import load_target as run
-    from components.targets.spread import Spread
 
-    spread = Spread(device_map, tp_size)
-    return run(model=model, trust_remote_code=trust_remote_code, dtype=dtype, spread=spread, ctx=ctx)
+    return run(
+        model=model,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device_map=device_map,
+        tp_size=tp_size,
+        ctx=ctx,
+    )
 
 
 def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:

@@ -48,7 +48,7 @@ def test_a_deleted_pipeline_leaves_its_evidence_and_nothing_else(
     code, out, err = draftsmith(*delete)
     assert (code, err) == (0, "") and out.startswith("garden is deleted")
     assert experiments(grown) == {} and not (grown / "steps" / "garden").exists()
-    rows = "SELECT pipeline, how, reason FROM runs ORDER BY started_at"
+    rows = "SELECT pipeline, how, reason FROM v_run ORDER BY started_at"
     assert query(rows, grown)[1] == [("garden", "direct", None), ("garden", "delete", "nobody comes")]
     assert draftsmith("resync")[0] == 0 and experiments(grown) == {}, "resync brings nothing of it back"
     assert draftsmith(*delete)[0] == 0 and len(query(rows, grown)[1]) == 2, "a killed one is called again"
@@ -73,7 +73,7 @@ def test_a_renamed_pipeline_goes_on_under_its_new_name(grown: Path, file: Path, 
     assert "setting num_steps 6 -> 9" in " ".join(plan.split()) and "never run" not in plan
     assert draftsmith("run", "park", "--direct", "-f", file)[0] == 0
     assert draftsmith("resync")[0] == 0 and set(experiments(grown)) == {"park"}
-    rows = query("SELECT pipeline, how, reason FROM runs ORDER BY started_at", grown)[1]
+    rows = query("SELECT pipeline, how, reason FROM v_run ORDER BY started_at", grown)[1]
     assert [row[:2] for row in rows] == [("garden", "direct"), ("garden", "rename"), ("park", "direct")]
     assert draftsmith("run", "park", "--direct", "-p", "steps=9", "-f", file)[0] == 0
     assert "0 bytes" in draftsmith("gc", "--dry-run", "--runs", "3", "-f", file)[1]

@@ -52,7 +52,7 @@ def test_a_run_that_may_not_is_refused_before_its_first_step_and_recorded(
     run = ("run", "far", "--direct", "--file", file)
     code, _, err = draftsmith(*run)
     assert code == 2 and "pipeline 'far' says `online: true`, and the operator does not allow it" in err
-    ((status, reason),) = query("SELECT status, reason FROM runs", home)[1]
+    ((status, reason),) = query("SELECT status, reason FROM v_run", home)[1]
     assert status == "failed" and err.splitlines() == [f"{reason} (docs: security)"]
     assert draftsmith("plan", "far", "--file", file)[0] == 0  # asks nobody
     monkeypatch.setenv(VARIABLE, "far")
