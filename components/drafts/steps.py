@@ -56,7 +56,7 @@ def add_suffix(
         max_draft_tokens: the most tokens of a copy.
         cached_tokens: tokens of earlier answers that are searched beside the request's own text; 0: none.
     """
-    from components.drafts.add_suffix import add_suffix as run
+    from components.drafts.suffix_beside import add_suffix as run
 
     return run(
         draft,
