@@ -401,6 +401,14 @@ def extended(policy: Policy, **rows: Iterable[Any]) -> Policy:
     return replace(policy, **lists)
 
 
+def policy_in(folder: Path) -> Policy | None:
+    """The depth policy of a folder; None where it is gone, or a step of the user's own keeps it in another form."""
+    try:
+        return read_policy(folder)
+    except UserError:
+        return None
+
+
 def faults_of(policy: Policy, draft_key: str) -> list[QualityFlag]:
     """Faults that concern one drafter: its own, and those of the whole measurement or of plain decoding.
 

@@ -135,12 +135,12 @@ def collect(home: Path, store: Store, items: Iterable[Item]) -> list[Item]:
 def _runs(home: Path, newest: int) -> tuple[list[list[journal.Entry]], list[list[journal.Entry]]]:
     """The journals of running runs, and of the newest ended ones of each pipeline."""
     running, ended = list[list[journal.Entry]](), list[list[journal.Entry]]()
-    for path in journal.journals(home):
-        entries = journal.read(path)
+    journals = [(path, journal.read(path)) for path in journal.journals(home)]
+    for path, entries in journals:
         if journal.first(entries, "run") is not None and not journal.is_fate(entries):
             (running if _is_running(path, entries) else ended).append(entries)
     ended.sort(key=lambda entries: float(entries[0]["time"]))  # ids of the same second do not sort by age
-    fates = journal.former_pipelines(home)
+    fates = journal.former_pipelines(entries for _, entries in journals)
     by_pipeline = grouped(ended, lambda entries: fates.get(entries[0]["pipeline"], str(entries[0]["pipeline"])))
     by_pipeline.pop("", None)  # of pipelines that were deleted
     return running, [entries for runs in by_pipeline.values() for entries in runs[-newest:] if newest]

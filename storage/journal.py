@@ -124,10 +124,13 @@ def is_fate(entries: list[Entry]) -> bool:
     return (first(entries, "run") or {}).get("how") in ("delete", "rename")
 
 
-def former_pipelines(home: Path) -> dict[str, str]:
-    """The pipelines that were deleted, and not run since, as NAME -> "", and those renamed as NAME -> present name."""
+def former_pipelines(runs: Iterable[list[Entry]]) -> dict[str, str]:
+    """The pipelines that were deleted, and not run since, as NAME -> "", and those renamed as NAME -> present name.
+
+    runs: the entries of all journals.
+    """
     fates: dict[str, str] = {}
-    for start in sorted((first(read(path), "run") or {} for path in journals(home)), key=lambda e: e.get("time", 0.0)):
+    for start in sorted((first(entries, "run") or {} for entries in runs), key=lambda e: e.get("time", 0.0)):
         if start.get("how") in ("delete", "rename"):
             fates[start["pipeline"]] = str(start["params"].get("to", ""))
             fates.pop(fates[start["pipeline"]], None)

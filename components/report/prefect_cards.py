@@ -17,10 +17,10 @@ from statistics import median
 from typing import Final
 
 from components.chat_sample import SAMPLE, SampleRow, read_sample_rows
-from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts, UserError
+from components.contract import Chats, Conversations, DepthPolicy, Measurements, Page, Prompts
 from components.definitions import accept_joint_everywhere, tokens_per_s
 from components.outside_json import JsonObject
-from components.policy import Policy, judged_choice, read_policy, verdict_in_words
+from components.policy import Policy, judged_choice, policy_in, verdict_in_words
 from components.refusals import remedy
 from components.report.charts.depth import acceptance_chart, cost_chart, marginal_chart, speedup_chart, workload_chart
 from components.report.charts.export import as_image, picture
@@ -86,7 +86,7 @@ def verdict_card(policy: DepthPolicy | None, became: Sequence[str], links: Seque
         told = summarise(info)
         rows = [[label, told[label]] for label in FIRST_FACTS if label in told]
         parts.append(Table(["", ""], rows).markdown())
-    if content := _content_of(policy):
+    if policy is not None and (content := policy_in(policy.path)):
         parts += _served_chart(content)
         refused = [check for check in content.gate.checks if not check.passed] if content.gate else []
         if refused:
@@ -95,14 +95,6 @@ def verdict_card(policy: DepthPolicy | None, became: Sequence[str], links: Seque
     if became:
         parts += ["### what became of it", "\n".join(f"- {in_markdown(line)}" for line in became)]
     return "\n\n".join(parts)
-
-
-def _content_of(policy: DepthPolicy | None) -> Policy | None:
-    """The content of a decision; None where there is none, or it is of a step of the user's own."""
-    try:
-        return read_policy(policy.path) if policy is not None else None
-    except UserError:
-        return None
 
 
 def _served_chart(content: Policy) -> list[str]:
@@ -117,7 +109,7 @@ def _served_chart(content: Policy) -> list[str]:
 
 def decision_card(policy: DepthPolicy) -> str:
     """The depth decision: choices, every depth, charts, measured arms, the gate; "" where it is no policy of ours."""
-    content = _content_of(policy)
+    content = policy_in(policy.path)
     if content is None:
         return ""
     choices, evals, roles = content.choices, content.evals, content.roles

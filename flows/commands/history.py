@@ -24,7 +24,7 @@ from flows.planning.step_signature import resolve
 from flows.spec.references import NAMED_VERSION
 from storage.artifacts.store import DamagedRecord, Store, default_home
 from storage.history.export import export_history
-from storage.history.query import RunQuery, ask_named_query, open_history
+from storage.history.query import RunQuery, as_records, ask_named_query, open_history
 
 Row = dict[str, Any]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -73,8 +73,7 @@ def diff(
 
 def ask(run: RunQuery, name: str, values: Mapping[str, str]) -> list[Row]:
     """The answer of a named query, a dictionary for each row."""
-    columns, rows = ask_named_query(run, name, values)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return as_records(ask_named_query(run, name, values))
 
 
 def find_runs(run: RunQuery, a: str, b: str) -> tuple[Row, Row]:

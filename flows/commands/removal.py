@@ -100,9 +100,9 @@ def _is_noted(home: Path, name: str, fate: str) -> bool:
     Raises:
         UserError: a run of the pipeline goes on, or there is none.
     """
-    pipelines, former = set[str](), journal.former_pipelines(home)
-    for path in journal.journals(home):
-        entries = journal.read(path)
+    pipelines, journals = set[str](), [(path, journal.read(path)) for path in journal.journals(home)]
+    former = journal.former_pipelines(entries for _, entries in journals)
+    for path, entries in journals:
         start = journal.first(entries, "run") or {}
         pipelines.add(start.get("pipeline", ""))
         if start.get("pipeline") == name and journal.first(entries, "end") is None and not journal.end_if_dead(path):

@@ -31,7 +31,7 @@ from components.report.charts.vega import javascript
 from components.report.pages.dashboard import write_dashboard
 from flows.services.client import running
 from storage import collect, journal
-from storage.history.query import Parameters, RunQuery, open_history, run_named_query
+from storage.history.query import Parameters, RunQuery, as_records, ask_named_query, open_history
 from storage.history.records import now
 from storage.redaction import without_secrets
 
@@ -59,7 +59,7 @@ FROM named('drift') WHERE created_at >= $since AND workload = 'all' ORDER BY cre
 MOVES = """
 SELECT promoted_at, name, alias, action, from_version, to_version, who, why, numbers
 FROM promotion ORDER BY promoted_at, promotion_id"""
-_MACHINES = "SELECT machine_id, arg_max(machine, created_at) FROM artifact WHERE machine_id IS NOT NULL GROUP BY 1"
+_MACHINES = "SELECT machine_id, machine_name FROM v_machine"
 _TARGETS = "SELECT target_key, model FROM v_target"
 _PAGES = """
 SELECT run_id, arg_max(artifact_key, ended_at)
@@ -84,13 +84,14 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
     at = now()
     since: Parameters = {"since": at - timedelta(days=days)}
     with open_history(home) as run:
-        names = _machine_names(_rows(run, _MACHINES))
+        names = dict(run(_MACHINES, {})[1])
         models = dict(run(_TARGETS, {})[1])
         moves = tuple(_move(row, models) for row in _rows(run, MOVES))
         depths = _depths(_rows(run, DEPTHS), moves)
         drift = tuple(_drift(i, row) for i, row in enumerate(_rows(run, DRIFT, since)))
         pages = dict(run(_PAGES, {})[1])
-        champions = _champions(home, moves, lambda key: _lineage(run, key, names))
+        champions = _champions(_named(run, "champions"), moves, lambda key: _lineage(run, key, names))
+        runs, failures = _named(run, "runs", limit=str(NUM_RUNS)), _named(run, "failures", limit=str(NUM_FAILURES))
     with open_history(home, all_sessions=True) as run:
         choices = _choices(_rows(run, CHOICES, since), names, moves)
     services = running(home)
@@ -104,8 +105,8 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
         choices=choices,
         depths=depths,
         drift=drift,
-        runs=_runs(home, pages, reports, prefect, at - timedelta(days=days), _promoted(moves)),
-        failures=_failures(home, at - timedelta(days=days)),
+        runs=_runs(home, runs, pages, reports, prefect, at - timedelta(days=days), _promoted(moves)),
+        failures=_failures(failures, at - timedelta(days=days)),
         machines=_machines(choices),
         room=_room(home),
         questions=_questions(since),
@@ -114,13 +115,11 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
 
 
 def _rows(run: RunQuery, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-    columns, rows = run(sql, parameters or {})
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return as_records(run(sql, parameters or {}))
 
 
-def _named(home: Path, name: str, **parameters: str) -> Rows:
-    columns, rows = run_named_query(home, name, parameters)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+def _named(run: RunQuery, name: str, **parameters: str) -> Rows:
+    return as_records(ask_named_query(run, name, parameters))
 
 
 def _questions(since: Mapping[str, Any]) -> dict[str, Question]:
@@ -244,11 +243,11 @@ def _move(row: Mapping[str, Any], models: Mapping[str, str]) -> Move:
 
 
 def _champions(
-    home: Path, moves: Sequence[Move], lineage: Callable[[str], tuple[tuple[Ancestor, ...], bool]]
+    rows: Rows, moves: Sequence[Move], lineage: Callable[[str], tuple[tuple[Ancestor, ...], bool]]
 ) -> tuple[Champion, ...]:
-    """The champions of now, each with the newest evidence about its version."""
+    """The champions of now, each with the newest evidence about its version. rows: of the query `champions`."""
     collected = []
-    for row in _named(home, "champions"):
+    for row in rows:
         if row["alias"] == "champion":
             of_version = [m for m in moves if (m.name, m.version) == (row["name"], row["version"])]
             move = next(m for m in reversed(of_version) if m.alias == "champion")
@@ -294,18 +293,6 @@ def _ancestor(row: Mapping[str, Any], names: Mapping[str, str]) -> Ancestor:
 _TELLING = ("source", "model", "method", "formats")  # settings and facts that tell one artifact from its like
 
 
-def _machine_names(rows: Rows) -> dict[str, str]:
-    """machine_id -> device, cores and memory; machines of one name are told apart by their ids."""
-    names = {}
-    for machine_id, text in (tuple(row.values()) for row in rows):
-        facts = json.loads(text or "{}")
-        cores, ram = facts.get("num_cores"), facts.get("ram_gib")
-        parts = [facts.get("device_name"), cores and f"{cores} cores", ram and f"{ram:.0f} GiB"]
-        names[machine_id] = ", ".join(part for part in parts if part) or machine_id
-    twice = {name for name in names.values() if list(names.values()).count(name) > 1}
-    return {key: f"{name} {key[:6]}" if name in twice else name for key, name in names.items()}
-
-
 def _machines(choices: Sequence[Chosen]) -> tuple[MachineUse, ...]:
     """What was measured where, the machine that measured last first. choices: oldest first."""
     uses = []
@@ -323,10 +310,16 @@ def _promoted(moves: Sequence[Move]) -> set[str]:
 
 
 def _runs(
-    home: Path, pages: Mapping[str, str], reports: str, prefect: str | None, since: datetime, promoted: set[str]
+    home: Path,
+    rows: Rows,
+    pages: Mapping[str, str],
+    reports: str,
+    prefect: str | None,
+    since: datetime,
+    promoted: set[str],
 ) -> tuple[RunSeen, ...]:
     collected = []
-    for row in _named(home, "runs", limit=str(NUM_RUNS)):
+    for row in rows:
         if row["started_at"] < since:
             continue
         page = pages.get(row["run_id"], "")
@@ -366,11 +359,11 @@ def _flow_run(home: Path, run_id: str) -> str:
     return str((start or {}).get("flow_run_id", ""))
 
 
-def _failures(home: Path, since: datetime) -> tuple[Failure, ...]:
-    rows = [row for row in _named(home, "failures", limit=str(NUM_FAILURES)) if row["ended_at"] >= since]
+def _failures(rows: Rows, since: datetime) -> tuple[Failure, ...]:
     return tuple(
         Failure(row["ended_at"], row["pipeline"], row["step"] or "", without_secrets(row["why"] or ""), row["run_id"])
         for row in rows
+        if row["ended_at"] >= since
     )
 
 

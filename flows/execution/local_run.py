@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from flows.execution.hubs import reach_hubs
 from flows.execution.messages import Event, StepFailed
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
-from flows.spec.schema import load_spec, pipeline_of
+from flows.spec.schema import PipelineSpec
 from storage.artifacts.store import Store, require_writable
 from storage.collect import collect, find_items
 from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
@@ -76,13 +76,10 @@ def plan_to_run(
             require_writable(home)
             record_refusal(home, pipeline, dict(values), judge, reason, how=how, flow_run_id=flow_run_id)
 
-    declared = pipeline_of(load_spec(options.file), pipeline)
-    try:
+    def require_hubs(declared: PipelineSpec) -> None:
         reach_hubs(pipeline, declared=declared.online, asked=options.online)
-    except UserError as error:
-        record(Store(options.home).home, params if isinstance(params, Mapping) else {}, str(error))
-        raise
-    return plan_run(pipeline, params, options, record)
+
+    return plan_run(pipeline, params, options, record, require_hubs)
 
 
 def execute(

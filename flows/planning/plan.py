@@ -161,12 +161,16 @@ Refused = Callable[[Path, Values, str], None]
 
 
 def plan_run(
-    pipeline: str, params: Values | Sequence[str], options: RunOptions, on_refusal: Refused | None = None
+    pipeline: str,
+    params: Values | Sequence[str],
+    options: RunOptions,
+    on_refusal: Refused | None = None,
+    require_allowed: Callable[[PipelineSpec], None] | None = None,
 ) -> tuple[Plan, Store]:
     """The plan of a run and the store it works on.
 
     params: values by name, or texts NAME=VALUE as the command line has them. on_refusal: hears of a pipeline that is
-    there and cannot be planned, before the error is raised.
+    there and cannot be planned, before the error is raised. require_allowed: raises UserError for one that may not run.
 
     Raises:
         UserError: one line for each thing that is wrong.
@@ -175,6 +179,8 @@ def plan_run(
     if not isinstance(params, Mapping):
         params = parse_params(pipeline, pipeline_of(spec, pipeline).params, params)
     try:
+        if require_allowed is not None:
+            require_allowed(pipeline_of(spec, pipeline))
         return make_plan(spec, pipeline, params, options, store), store
     except UserError as error:
         if on_refusal is not None:

@@ -191,8 +191,8 @@ def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
     with open_history(home) as run_query:
         arms, maps = run_query(_ARMS.read_text(encoding="utf-8"), drafts), run_query(_MAPS, drafts)
     return MeasuredRows(
-        [ArmPrompt(**dict(zip(arms[0], row, strict=True))) for row in arms[1]],
-        [AcceptanceMap(**dict(zip(maps[0], row, strict=True))) for row in maps[1]],
+        [ArmPrompt(**row) for row in as_records(arms)],
+        [AcceptanceMap(**row) for row in as_records(maps)],
     )
 
 
@@ -335,6 +335,12 @@ def ask_named_query(run: RunQuery, name: str, texts: Mapping[str, str]) -> Query
     for variable, sql in named.first:
         values[variable] = run(sql, _parameters_in(values, sql))[1][0][0]
     return run(named.sql, _parameters_in(values, named.sql))
+
+
+def as_records(result: QueryResult) -> list[dict[str, Any]]:
+    """The rows of an answer, each as column -> value."""
+    columns, rows = result
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def is_name(question: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.promotion import Check, Evidence, Judge, ServingSetup
-from storage.history.query import measured_of, query
+from storage.history.query import as_records, measured_of, query
 
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
 
@@ -92,8 +92,8 @@ def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str
 def compare_engines(home: Path, challenger: Mapping[str, str]) -> list[Check]:
     """Checks that serving engines kept the drafter's tokens and acceptance; [] where none was compared."""
     draft_key = challenger.get("draftsmith.draft_key", "")
-    names, rows = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
-    return [Check(**dict(zip(names, row, strict=True))) for row in rows]
+    answer = query(_ENGINES.read_text(encoding="utf-8"), home, {"draft_key": draft_key})
+    return [Check(**row) for row in as_records(answer)]
 
 
 def _serving_setup(name: str, tags: Mapping[str, str]) -> ServingSetup:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from components.contract import UserError
 from components.outside_json import JsonObject, read_object
-from components.policy import GateCheck, Policy, read_policy, served_choices, verdict_in_words
+from components.policy import GateCheck, Policy, policy_in, served_choices, verdict_in_words
 from components.refusals import remedy
 from components.rows import ALL, DepthChoice, DepthEval, PairedComparison
 from components.text import in_markdown
@@ -85,7 +84,7 @@ def page_of(start: Entry, steps: Sequence[Entry], end: Entry, places: Mapping[st
     records = {name: read_object(folder / RECORD_FILE) for name, folder in places.items() if _is_whole(folder)}
     decided = next((step for step in reversed(steps) if step["kind"] == "DepthPolicy" and step["info"]), None)
     facts: JsonObject = decided["info"] if decided is not None else {}
-    policy = _policy_in(places[decided["step"]]) if decided is not None and decided["step"] in places else None
+    policy = policy_in(places[decided["step"]]) if decided is not None and decided["step"] in places else None
     numbers = _numbers_of_run(start, steps, end) | _numbers_of_artifacts(steps, records)
     numbers |= _numbers_of_decision(facts, policy)
     tables = {"steps.json": _step_table(steps, records)} | (_evidence(policy) if policy is not None else {})
@@ -110,14 +109,6 @@ def step_name(step: str) -> str:
 
 def _is_whole(folder: Path) -> bool:
     return (folder / RECORD_FILE).is_file()
-
-
-def _policy_in(folder: Path) -> Policy | None:
-    """The depth policy of a folder; None where it is gone, or a step of the user's own keeps it in another form."""
-    try:
-        return read_policy(folder)
-    except UserError:
-        return None
 
 
 def _title(start: Entry, facts: JsonObject, end: Entry) -> str:

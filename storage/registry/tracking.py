@@ -365,7 +365,7 @@ def resync(home: Path) -> int:
 
     Runs of a pipeline that was deleted stay out of it, those of one that was renamed are under its present name.
     """
-    count, fates = 0, journal.former_pipelines(home)
+    count, fates = 0, journal.former_pipelines(map(journal.read, journal.journals(home)))
     for entries in journal.all_runs(home):
         name = fates.get(entries[0]["pipeline"], entries[0]["pipeline"])
         if name and not journal.is_fate(entries):

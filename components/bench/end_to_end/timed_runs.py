@@ -20,7 +20,7 @@ from components.bench.clock import slices_stat
 from components.bench.end_to_end.arms import PLAIN, Arm
 from components.bench.measurement.process import FIRST_SHARE, Measuring
 from components.bench.measurement.round_kinds import by_kind
-from components.bench.measurement.slices import ArmRun, seconds_a_token, slice_length
+from components.bench.measurement.slices import ArmRun, WholeSlice, seconds_a_token, slice_length
 from components.bench.prompts import EncodedPrompt
 from components.decoding.chain import Decoded
 
@@ -231,15 +231,17 @@ Kinds = Mapping[int, float]
 
 def steady_kinds(group_runs: Sequence[GroupRun]) -> dict[tuple[int, Arm, int], Kinds]:
     """(process, arm, batch size) -> the time of each kind of whole-batch round in its quietest slices."""
-    slices: dict[tuple[int, Arm, int], dict[int, list[list[int]]]] = {}
+    slices: dict[tuple[int, Arm, int], list[WholeSlice]] = {}
     for group_run in group_runs:
         for run in group_run.runs:
-            of_kind = slices.setdefault((group_run.process, run.arm, len(group_run.group)), {})
-            whole = run.whole_slices()
-            for drafted, rounds in by_kind(whole, [whole_slice.round_ns for whole_slice in whole]).items():
-                of_kind.setdefault(drafted, []).extend(rounds)
+            key = (group_run.process, run.arm, len(group_run.group))
+            slices.setdefault(key, []).extend(run.whole_slices())
     return {
-        key: {drafted: slices_stat(of).median for drafted, of in of_kind.items()} for key, of_kind in slices.items()
+        key: {
+            drafted: slices_stat(rounds).median
+            for drafted, rounds in by_kind(whole, [whole_slice.round_ns for whole_slice in whole]).items()
+        }
+        for key, whole in slices.items()
     }
 
 

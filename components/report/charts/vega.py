@@ -19,7 +19,7 @@ import vl_convert
 from components.files import write_whole
 from components.report.board import Ancestor, AtDepth, Chosen, DriftSeen, Interval, Move, Room, RunSeen
 from components.report.charts.svg import PALETTE
-from components.tables import format_bytes
+from components.tables import format_bytes, format_interval
 
 Spec = dict[str, Any]
 VERDICTS: Final = {"use": "circle", "undecided": "triangle-up", "do_not_speculate": "square", "invalid": "cross"}
@@ -380,8 +380,7 @@ def _tooltips(**fields: str) -> list[alt.Tooltip]:
 
 
 def _says(value: Interval) -> str:
-    between = "" if value.lo is None or value.hi is None else f" [{value.lo:.2f}, {value.hi:.2f}]"
-    return f"{value.value:.2f}{between}"
+    return f"{value.value:.2f}{format_interval(value.lo, value.hi)}"
 
 
 def _time(at: datetime) -> str:
