@@ -38,6 +38,14 @@ LONGEST = (
 """Files of a minute and more, longest first, by their unique names; the others begin by their number of tests."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of one marker (`-m system`) only files that name it are loaded: loading all costs each worker many seconds."""
+    marker = str(config.option.markexpr)
+    if collection_path.suffix == ".py" and marker in ("gpu", "system", "engines", "soak"):
+        return f"mark.{marker}" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bring the files into the order in which they begin; tests of a file stay together and in theirs."""
     count = Counter(item.path for item in items)
