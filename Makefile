@@ -32,11 +32,11 @@ demo: $(READY)
 	@$(BIN)/draftsmith demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not gpu and not system and not engines and not soak" -rs
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not system and not engines and not soak" -rs
 
 test-system: $(READY)
 	@tests/system/install.sh
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m system -rs
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m system -rs
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu -rs

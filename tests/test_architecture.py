@@ -8,6 +8,8 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -105,11 +107,32 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return length
 
 
+@cache
 def parse(path: Path) -> ast.Module:
+    """The tree of a file; nobody changes it."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=where)
+def of_each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Makes one test of a rule of files; it tells every file that breaks it."""
+
+    def decorate(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            assert len(paths) > 300, "the files were not found"
+            faults = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as fault:
+                    faults.append(str(fault))
+            assert not faults, "\n".join(faults)
+
+        return test
+
+    return decorate
+
+
+@of_each(SOURCES)
 def test_imports_go_one_way(path: Path) -> None:
     here = where(path)
     room, *rest = here.split("/")
@@ -136,7 +159,7 @@ def test_no_files_import_each_other() -> None:
     assert [" <-> ".join(group) for group in circles(read_house(ROOT).edges)] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=where)
+@of_each(SOURCES)
 def test_imports_stand_at_the_top(path: Path) -> None:
     here = where(path)
     if path.name == "steps.py":
@@ -172,35 +195,35 @@ def test_names_of_test_files_are_unique_and_no_test_imports_a_test() -> None:
         assert not tests, f"{where(path)} imports {tests}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=where)
+@of_each(SOURCES)
 def test_files_and_functions_fit_on_a_page(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert path.stem not in FORBIDDEN_NAMES, f"{where(path)}: name it after its idea"
     assert len(text.splitlines()) <= MAX_FILE_LINES, f"{where(path)} has {len(text.splitlines())} lines"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = code_lines(node)
             assert length <= MAX_FUNCTION_LINES, f"{where(path)}:{node.lineno} {node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=where)
+@of_each(SOURCES)
 def test_every_file_says_its_idea_first(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if text.strip():
-        assert ast.get_docstring(ast.parse(text)), f"{where(path)} has no docstring"
+        assert ast.get_docstring(parse(path)), f"{where(path)} has no docstring"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "__init__" not in p.name], ids=where)
+@of_each([path for path in SOURCES if "__init__" not in path.name])
 def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for pattern in (r"\btorch\.load\(", r"\bpickle\b\.", r"yaml\.load\(", r"shell=True", r"trust_remote_code=True"):
         assert not re.search(pattern, text), f"{where(path)} contains {pattern}"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("eval", "exec"), f"{where(path)}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", SOURCES + OWN_TESTS, ids=where)
+@of_each(SOURCES + OWN_TESTS)
 def test_no_fault_is_swallowed(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ExceptHandler):
@@ -232,7 +255,7 @@ def test_every_step_explains_every_setting(address: str) -> None:
         assert parameter.kind is not parameter.VAR_KEYWORD, f"{address} takes **{parameter.name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=where)
+@of_each(SOURCES)
 def test_everything_public_is_typed(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -131,23 +131,29 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         away.rename(home)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_killed_run_ends_with_the_same_weights(finished: Any, tmp_path: Path, seed: int) -> None:
-    """SIGKILL at random moments, then the same command: finished steps stay, weights equal bit for bit."""
+def test_a_killed_run_ends_with_the_same_weights(finished: Any, tmp_path: Path) -> None:
+    """SIGKILL at random moments, then the same command: finished steps stay, weights equal bit for bit.
+
+    All kills are of one home: each finds it further on, so that the later ones reach the training of both drafters.
+    """
     reference, file = finished("llama")
     drafts = {key for key, record in artifacts(reference).items() if record["kind"] == "Draft"}
     assert len(drafts) == 2
-    chance = random.Random(seed)
+    chance = random.Random(1)
     home = tmp_path / "home"
     arguments = ["run", "tiny", "--direct", "--file", str(file), "--to", "draft"]
     seen: dict[str, int] = {}
-    for _ in range(4):
-        assert draftsmith_killed(home, chance.uniform(2.0, 14.0), *arguments) in (KILLED, 0)
+    for _ in range(7):
+        ended = draftsmith_killed(home, chance.uniform(2.0, 14.0), *arguments)
+        assert ended in (KILLED, 0)
         now = finished_at(home)
         assert {key: now.get(key) for key in seen} == seen, "a finished step was made again"
         seen = now
+        if ended == 0:
+            break
     done = draftsmith(home, *arguments)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert {key: finished_at(home).get(key) for key in seen} == seen, "a finished step was made again"
     for key in drafts:
         weights = "model.safetensors"
         assert (home / "store" / key / weights).read_bytes() == (reference / "store" / key / weights).read_bytes()

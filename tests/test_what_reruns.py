@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,15 @@ def keys(folder: Path) -> dict[str, str]:
     return {step["name"]: step["key"] for step in json.loads(done.stdout)}
 
 
+@cache
+def keys_before(folder: Path) -> dict[str, str]:
+    """The keys of the tree as it is copied, to which every edit is undone."""
+    return keys(folder)
+
+
 def changed(folder: Path, file: str, old: str, new: str) -> set[str]:
     """The steps whose key an edit changes; the edit is undone."""
-    before = keys(folder)
+    before = keys_before(folder)
     path = folder / file
     text = path.read_text(encoding="utf-8")
     assert text.count(old) >= 1, f"{file} no longer contains {old!r}"

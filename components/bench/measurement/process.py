@@ -3,24 +3,16 @@
 Two processes that measure the same thing differ by a few per cent for reasons that repetition inside one does not
 show: memory addresses, shared pages, placement of threads. So a measurement is spread over several processes.
 
-`Measuring` is the owner's side, with typed requests and replies. `FreshProcess` starts a Python that constructs
-`module:class` with an order and calls it with each request: JSON lines over two pipes, so the owner holds no weights.
-The process ends when the pipe to it closes, even if its owner is killed. Measurements construct a `MeasuringProcess`.
+`Measuring` is the owner's side, with typed requests and replies; it has a `MeasuringProcess` constructed in a
+`FreshProcess`, so the owner holds no weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib
-import json
-import os
 import random
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +23,7 @@ import torch
 from components.bench import clock
 from components.bench.calibration import Tuning
 from components.bench.end_to_end.arms import Arm, check_branching, make_idle, tree_shape
+from components.bench.measurement.fresh_process import FreshProcess
 from components.bench.measurement.slices import ArmRun, Generation, Slice, take_turns, wrap_timed
 from components.bench.prompts import greedy_answers, open_drafter
 from components.bench.settings import Dtype
@@ -49,7 +42,6 @@ from components.targets.forward.llama import FastTarget
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
-ROOT = Path(__file__).resolve().parents[3]
 FIRST_SHARE: Final = 0.6
 """The share of the time budget for the least number of processes, enough on a quiet machine."""
 
@@ -191,71 +183,6 @@ def _decoded(record: JsonObject) -> Decoded:
     return Decoded(**{**record, "rounds": [RoundFacts(*facts) for facts in record["rounds"]]})
 
 
-class FreshProcess:
-    """The owner's end of the process. reply_at_start: the `facts` of the constructed object."""
-
-    def __init__(self, what: str, order: Mapping[str, object]) -> None:
-        from_us, to_us = os.pipe(), os.pipe()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        try:
-            self._process = subprocess.Popen(
-                # -P: a folder in which the owner runs may hold a package of the same name
-                [sys.executable, "-P", "-m", __name__, str(from_us[0]), str(to_us[1]), what],
-                pass_fds=(from_us[0], to_us[1]),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        finally:
-            os.close(from_us[0])
-            os.close(to_us[1])
-        self._requests = os.fdopen(from_us[1], "w", encoding="utf-8")
-        self._replies = os.fdopen(to_us[0], "r", encoding="utf-8")
-        try:
-            self.reply_at_start = self.ask(order)
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, request: Mapping[str, object]) -> Any:
-        """The reply to one request.
-
-        Raises:
-            UserError: the process raised one.
-            RuntimeError: the process failed, with its traceback, or it has ended.
-        """
-        try:
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
-            line = self._replies.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line.endswith("\n"):  # empty, or cut off when the process ended
-            code = self._process.wait()
-            raise RuntimeError(
-                f"the measuring process ended with exit code {code} and without an answer (out of memory?)"
-            )
-        reply = json.loads(line)
-        if "user_error" in reply:
-            raise UserError(reply["user_error"])
-        if "failed" in reply:
-            raise RuntimeError(f"the measuring process failed:\n{reply['failed']}")
-        return reply["reply"]
-
-    def close(self) -> None:
-        """Kill the process and wait for it: it has nothing to save, and an orderly exit takes a second."""
-        self._process.kill()
-        with contextlib.suppress(BrokenPipeError):  # the process has ended with a request unread
-            self._requests.close()
-        self._replies.close()
-        self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-
 class MeasuringProcess:
     """Constructed with an order, called with requests."""
 
@@ -381,37 +308,3 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_ram()
-
-
-def _answer(make: Any, text: str) -> JsonObject:
-    try:
-        return {"reply": make(json.loads(text))}
-    except UserError as error:
-        return {"user_error": str(error)}
-    except torch.OutOfMemoryError as error:
-        full = str(error).split(". ")[0]
-        return {"user_error": f"measuring: {full}: ask for smaller batch sizes or contexts, or free the GPU's memory"}
-    except Exception:  # the owner gets every failure and decides
-        return {"failed": traceback.format_exc()}
-
-
-def main() -> int:
-    """Serve the two pipes named on the command line until the first is closed."""
-    requests = os.fdopen(int(sys.argv[1]), "r", encoding="utf-8")
-    replies = os.fdopen(int(sys.argv[2]), "w", encoding="utf-8")
-    module, name = sys.argv[3].split(":")
-    answer: Any = None
-
-    def begin(order: JsonObject) -> Any:
-        nonlocal answer
-        answer = getattr(importlib.import_module(module), name)(order)
-        return answer.facts
-
-    for line in requests:
-        replies.write(json.dumps(_answer(begin if answer is None else answer, line)) + "\n")
-        replies.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -53,27 +53,27 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("method", TRAINED)
-@pytest.mark.parametrize("dies_at", [3, 4, 9])
+@pytest.mark.parametrize(("optimizer", "deaths"), [("adamw", [3]), ("muon", [4, 9])])
 def test_a_killed_run_ends_with_the_same_bits(
-    method: str, dies_at: int, tmp_path: Path, tiny_folder: Folder, features: Features
+    method: str, optimizer: OptimizerName, deaths: list[int], tmp_path: Path, tiny_folder: Folder, features: Features
 ) -> None:
     target = Target(key="", path=tiny_folder("llama"))
 
-    def run(name: str, die: bool = False) -> Path:
+    def run(name: str, dies_at: int = 0) -> Path:
         ctx = new_context(tmp_path / name)
 
         def listen(event: Mapping[str, Any]) -> None:
-            if die and event["event"] == "metrics" and event["step"] == dies_at:  # in no checkpoint yet
+            if event["event"] == "metrics" and event["step"] == dies_at:  # in no checkpoint yet
                 raise Killed
 
         ctx.send = listen
-        optimizer = "adamw" if dies_at == 3 else "muon"
         train_draft(target, features, method=method, optimizer=optimizer, **SETTINGS, ctx=ctx)  # type: ignore[arg-type]
         return ctx.out
 
     undisturbed = run("undisturbed")
-    with pytest.raises(Killed):
-        run("killed", die=True)
+    for step in deaths:
+        with pytest.raises(Killed):
+            run("killed", dies_at=step)
     resumed = run("killed")
     for file in ("model.safetensors", "draft.json", "metrics.jsonl"):
         assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from components.bench.measurement.process import ROOT, FreshProcess
+from components.bench.measurement.fresh_process import ROOT, FreshProcess
 from components.contract import UserError
 
 TOY = "fresh_toys:Toy"
@@ -96,7 +96,7 @@ def test_a_failure_of_its_owner_ends_it() -> None:
 
 def test_it_ends_when_its_owner_is_killed() -> None:
     program = (
-        "import time\nfrom components.bench.measurement.process import FreshProcess\n"
+        "import time\nfrom components.bench.measurement.fresh_process import FreshProcess\n"
         f"process = FreshProcess('{TOY}', {{}})\n"
         "print(process.reply_at_start['pid'], flush=True)\ntime.sleep(600)\n"
     )
