@@ -129,7 +129,7 @@ def execute(
         try:
             run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
         except NothingNew as nothing:
-            nothing_new = f"{nothing}; `draftsmith run {plan.pipeline}` looks again"
+            nothing_new = "; ".join([f"{nothing}; `draftsmith run {plan.pipeline}` looks again", *plan.remarks])
         except Exception as error:
             reason = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
             for step in running_steps.values():
@@ -143,12 +143,14 @@ def execute(
             end_run(run, "killed", reason, soon=True)
             raise
         if not nothing_new and not made_new:
-            end_run(run, "completed", f"nothing new: all {len(artifacts)} steps are reused")
+            decided = [*plan.remarks]
+            end_run(run, "completed", "; ".join([f"nothing new: all {len(artifacts)} steps are reused", *decided]))
         else:
             policies = [artifact for artifact in artifacts.values() if isinstance(artifact, DepthPolicy)]
             noise = str(policies[-1].info.get("noise", "")) if policies else ""
             decided = [version.note for version in run.registered if version.note]
             decided += [f"the measurement was disturbed: {noise}"] if noise else []
+            decided += [line for line in plan.remarks if not any(line in note for note in decided)]
             end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "; ".join(decided))
     freed, not_freed = _tidy(plan, store)
     return RunOutcome(

@@ -10,12 +10,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.contract import KINDS, Artifact, UserError
 from components.files import sha256_of
 from flows.spec.references import VERSION_OF_KIND, reference_error
 from storage.artifacts.records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
 from storage.artifacts.store import Store
+
+if TYPE_CHECKING:
+    from storage.registry.registry import FoundRelease
 
 
 def kind_of_source(name: str, store: Store) -> str:
@@ -33,11 +37,13 @@ class Sources:
     """Finds the outside inputs of one plan, each alias once, so that the whole plan sees the same champion.
 
     past: name (see source_name) -> key, of inputs reused from a past run. artifacts: name -> artifact, verified.
+    remarks: what the registry has to say of an alias that is not obeyed, one line each.
     """
 
     store: Store
     past: Mapping[str, str] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     _releases: dict[str, str] = field(default_factory=dict)  # NAME@WHICH -> the key of its release, in its session
 
     def kind_of(self, name: str) -> str:
@@ -58,8 +64,9 @@ class Sources:
         reference = f"registry:{named['name']}@{named['which']}"
         if reference not in self._releases:
             try:
-                key, session = _find_release(self.store, named["name"], named["which"])
-                self._releases[reference] = self.store.name_of_session(key, session)
+                found = _find_release(self.store, named["name"], named["which"])
+                self._releases[reference] = self.store.name_of_session(found.key, found.session)
+                self.remarks += [found.remark] if found.remark else []
             except UserError as error:
                 raise UserError(f"{reference}: {error}") from error
         release = self._releases[reference]
@@ -91,8 +98,8 @@ def _find_artifact(reference: str, store: Store) -> Artifact:
     return state.artifact
 
 
-def _find_release(store: Store, name: str, which: str) -> tuple[str, str]:
-    """(key, session) of a registered release. The registry, and DuckDB with it, is loaded for such inputs alone."""
+def _find_release(store: Store, name: str, which: str) -> FoundRelease:
+    """A registered release. The registry, and DuckDB with it, is loaded for such inputs alone."""
     from components.speedup.comparison.promotion_rule import judge
     from storage.registry.registry import find_release
 

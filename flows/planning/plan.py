@@ -82,7 +82,8 @@ class Plan:
     sources: outside references used as inputs. skipped: (step, reason) that `if:` or --from/--to left out.
     declared: the pipeline as its file declares it, of which its form in Prefect is made.
     remote_code: models whose own Python code may run in its steps. trial: its releases stay out of the registry.
-    retention: what of the home is kept once the run has ended; None: everything.
+    retention: what of the home is kept once the run has ended; None: everything. remarks: what a person has to settle
+    about its outside inputs, one line each; the run says it as it ends.
     """
 
     pipeline: str
@@ -99,6 +100,7 @@ class Plan:
     remote_code: tuple[str, ...] = ()
     trial: bool = False
     retention: RetentionSpec | None = None
+    remarks: tuple[str, ...] = ()
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
@@ -264,6 +266,7 @@ def make_plan(
         remote_code=(*declared.trust_remote_code, *_models_with_code(wiring)),
         trial=options.trial,
         retention=spec.retention if spec.retention is not None and pipeline in spec.retention.after else None,
+        remarks=tuple(dict.fromkeys(sources.remarks)),
     )
 
 

@@ -1,7 +1,8 @@
 """What the registry still needs of a home, and what MLflow holds for nobody: the two sides that `draftsmith gc` asks.
 
-A version is kept while an alias names it, it is one of the newest of its model, or it bears the tag `draftsmith.keep`.
-A model that was logged for a version which somebody has deleted in MLflow serves nobody: its files go.
+A version is kept while an alias names it or nights count it as champion, it is one of the newest of its model, or it
+bears the tag `draftsmith.keep`. A model that was logged for a version which somebody has deleted in MLflow serves
+nobody: its files go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from urllib.request import url2pathname
 from components.contract import UserError
 from storage import journal
 from storage.registry.aliases import aliases_of
+from storage.registry.registry import champion_that_counts
 from storage.registry.tracking import (
     KEY_TAG,
     MlflowClient,
@@ -52,7 +54,7 @@ def kept_releases(home: Path, num_versions: int) -> set[str]:
     client, keys = open_client(home), set[str]()
     with translated_errors(home):
         for model in client.search_registered_models(max_results=_PAGE):
-            named = set(aliases_of(client, model.name).values())
+            named = {*aliases_of(client, model.name).values(), champion_that_counts(home, client, model.name)}
             versions = sorted(client.search_model_versions(f"name = '{model.name}'"), key=lambda one: -int(one.version))
             for place, version in enumerate(versions):
                 is_marked = version.tags.get(KEEP, "no") != "no"

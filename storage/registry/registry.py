@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from components.contract import UserError
 from components.promotion import Judge
@@ -33,6 +34,7 @@ from storage.registry import versions as model_versions
 from storage.registry.aliases import aliases_of, last_deletion, mark_of, moves_in_registry
 from storage.registry.evidence import release_of, sealed_tags
 from storage.registry.promotion_gate import Decision, decide
+from storage.registry.standing import Standing, standing_of
 from storage.registry.tracking import (
     KEY_TAG,
     MlflowClient,
@@ -76,6 +78,14 @@ class RegisteredVersion:
     renewed: bool = False
 
 
+class FoundRelease(NamedTuple):
+    """The release behind a version. remark: what is disputed about its alias, in one line; "" where nothing is."""
+
+    key: str
+    session: str
+    remark: str = ""
+
+
 def register(
     home: Path,
     release: Path,
@@ -115,6 +125,8 @@ def register(
             model = code or model_versions.MODEL_CODE
             model_versions.log_version(home, release, facts, source_run, model, restore_to=folder)
         tags = tags_of(client, facts.name, version)
+        dispute = _standing(home, client, facts.name, judge).sentence(facts.name)
+        may_promote = may_promote and not dispute
         renewed = evidence.is_newer(facts, tags)
         if renewed:
             decision = _renew_evidence(home, client, facts, version, judge, may_promote)
@@ -125,7 +137,8 @@ def register(
             now = f"what it serves now is {facts.name} version {version}"
             evidence.log_evidence(home, client, facts, name, older_version, user_name(), now)
             if _ANSWERS[1] in tags_of(client, name, older_version):
-                _decide(home, client, name, older_version, judge)  # so that its page shows the decision of now
+                champion = _standing(home, client, name, judge).number
+                _decide(home, client, name, older_version, champion, judge)  # so that its page shows that of now
         aliases = tuple(alias for alias, at in aliases_of(client, facts.name).items() if at == version)
     summary = f"{facts.name} version {version}" + (f" ({', '.join(aliases)})" if aliases else "")
     note = f"{'registered' if is_new else 'newer evidence for' if renewed else 'already registered:'} {summary}"
@@ -134,6 +147,8 @@ def register(
         note += f"{outcome}: {decision.refusal()}; {_again(facts.name, version)}"
     elif decision is None and not facts.worth_using:
         note += f"; not promoted: its verdict is {facts.tags['draftsmith.verdict'].replace('_', ' ')}"
+    if dispute and decision is not None:
+        note += f"; {dispute}"
     waits = decision is not None and decision.passed and not may_promote and "champion" not in aliases
     return RegisteredVersion(facts.name, version, is_new, aliases, note, waits, decision, renewed)
 
@@ -159,12 +174,13 @@ def promote(
         raise UserError(f"promote {name} --force: say why (--why), the promotion log keeps it")
     with _registry(home) as client:
         number = resolve(client, name, version)
-        before = _champion_before_external_move(home, client, name, number)
-        if aliases_of(client, name).get("champion") == number and before is None:
+        standing = _standing(home, client, name, judge)
+        before = standing.before if standing.number == number else standing.number
+        if standing.number == number and standing.disputed is None and before is None:
             return RegisteredVersion(
                 name, number, False, ("champion",), f"{name} version {number} is the champion already"
             )
-        decision = _decide(home, client, name, number, judge, before)
+        decision = _decide(home, client, name, number, before, judge)
         if not decision.passed and not force:
             raise UserError(
                 f"promote {name} version {number}: the gate refuses: {decision.refusal()}; {_again(name, number)}, "
@@ -182,6 +198,8 @@ def promote(
 def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
     """Make the previous champion the champion again; the present one becomes `previous`. The gate does not decide.
 
+    A move made in MLflow itself is undone: back to the champion before it, and `previous` stays.
+
     Raises:
         UserError: there is no such model, no previous champion, or no reason is given.
     """
@@ -190,11 +208,13 @@ def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
     with _registry(home) as client:
         require_model(client, name)
         aliases = aliases_of(client, name)
-        number = aliases.get("previous")
+        standing = _standing(home, client, name)
+        undone = standing.number if standing.disputed is not None else standing.before
+        number = undone if undone is not None else aliases.get("previous")
         if number is None:
             why = f"version {aliases['champion']} is the first" if "champion" in aliases else "there was none yet"
             raise UserError(f"rollback {name}: there is no earlier champion to go back to: {why}")
-        _move(home, client, name, "champion", number, "rollback", reason)
+        _move(home, client, name, "champion", number, "rollback", reason, before=undone)
     return RegisteredVersion(name, number, False, ("champion",), f"{name} is back at version {number}")
 
 
@@ -206,40 +226,56 @@ def notice_moves(home: Path) -> list[PromotionRow]:
         return _catch_up(home, open_client(home))
 
 
-def _champion_before_external_move(home: Path, client: MlflowClient, name: str, version: int) -> int | None:
-    """The champion before this version, where this one was made champion in MLflow itself; else None."""
-    moves = [row for row in moves_in_registry(mark_of(home, client), journal.promotions(home)) if row.name == name]
-    last = next((row for row in reversed(moves) if row.alias == "champion"), None)
-    return last.from_version if last is not None and (last.action, last.to_version) == ("external", version) else None
+def find_release(home: Path, name: str, which: str, judge: Judge) -> FoundRelease:
+    """The Release behind a version. which: its number, or an alias such as "champion".
 
-
-def find_release(home: Path, name: str, which: str, judge: Judge) -> tuple[str, str]:
-    """The key and session of the Release behind a version. which: its number, or an alias such as "champion".
-
-    A champion that was chosen in MLflow itself counts when the gate would have let it through.
+    The champion is the one that counts (storage/registry/standing.py), wherever somebody has moved the alias in MLflow.
 
     Raises:
-        UserError: there is no such model, version or alias, the version was not made by Draftsmith, or the gate
-            refuses what somebody else has made champion.
+        UserError: there is no such model, version or alias, the version was not made by Draftsmith, or nothing was
+            champion before what somebody else has made champion and the gate refuses.
     """
     if not has_database(home):
         raise UserError(f"there is no registered model '{name}' (known: none yet); {RELEASE_FIRST}")
     with _registry(home) as client:
+        remark = ""
         if which == "champion":
             _require_champion(client, name)
+            standing = _standing(home, client, name, judge)
+            remark = standing.sentence(name)
+            if standing.number is None:
+                raise UserError(remark)
+            which = str(standing.number)
         number = resolve(client, name, which)
         if KEY_TAG not in tags_of(client, name, number):
             raise UserError(f"{name} version {number} has no tag {KEY_TAG}: it was not registered by Draftsmith")
         log = _log_of(home, client, name, number)
-        release = release_of(tags_of(client, name, number), log, f"{name} version {number}")
-        before = _champion_before_external_move(home, client, name, number) if which == "champion" else None
-        if before is not None and not (decision := _decide(home, client, name, number, judge, before)).passed:
-            raise UserError(
-                f"somebody has made version {number} champion of {name} in MLflow, and the gate refuses it: "
-                f"{decision.refusal()}; `draftsmith rollback {name} --why ...` goes back, "
-                f"`draftsmith promote {name} --version {number} --force --why ...` keeps it"
-            )
-    return release
+        return FoundRelease(*release_of(tags_of(client, name, number), log, f"{name} version {number}"), remark)
+
+
+def champion_that_counts(home: Path, client: MlflowClient, name: str) -> int | None:
+    """The version that was champion before whatever was moved in MLflow itself, if it was; the gate is not asked."""
+    return _standing(home, client, name).number
+
+
+def _standing(home: Path, client: MlflowClient, name: str, judge: Judge | None = None) -> Standing:
+    """The champion that counts. judge: without it, the gate lets nothing through that somebody has made champion."""
+    if (alias := aliases_of(client, name).get("champion")) is None:
+        return Standing(None)
+    born = as_time(client.get_registered_model(name).creation_timestamp / 1000)  # moves from before are of another
+    log = moves_in_registry(mark_of(home, client), journal.promotions(home))
+    moves = [row for row in log if (row.name, row.alias) == (name, "champion") and row.promoted_at >= born]
+
+    def refusal(version: int, champion: int | None) -> str:
+        if judge is None:
+            return "the gate was not asked"
+        try:
+            decision = _decide(home, client, name, version, champion, judge)
+        except UserError as error:  # a version that Draftsmith has not made, or whose evidence is gone
+            return str(error)
+        return "" if decision.passed else f"the gate refuses it: {decision.refusal()}"
+
+    return standing_of(moves, alias, refusal)
 
 
 def _again(name: str, version: int) -> str:
@@ -403,7 +439,8 @@ def _publish(
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if alias not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
-    decision = _decide(home, client, facts.name, version, judge, facts=facts.tags) if facts.worth_using else None
+    champion = _standing(home, client, facts.name, judge).number
+    decision = _decide(home, client, facts.name, version, champion, judge, facts.tags) if facts.worth_using else None
     is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
@@ -435,15 +472,15 @@ def _decide(
     client: MlflowClient,
     name: str,
     version: int,
+    champion: int | None,
     judge: Judge,
-    before: int | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Decision:
     """Let the gate decide about a version, and write the decision into the version's tags.
 
-    before: the champion, if not the one now. facts: those of the release that the version is just being given.
+    champion: the version that it is held against, unless it is that one. facts: those of the release that the version
+    is just being given.
     """
-    champion = before if before is not None else aliases_of(client, name).get("champion")
     opponent = champion if champion != version else None
     opponent_facts = _sealed_facts(home, client, name, opponent) if opponent is not None else None
     tags = facts if facts is not None else _sealed_facts(home, client, name, version)

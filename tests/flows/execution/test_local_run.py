@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from pipeline_builder import pipeline, step, written
-from toy_garden import COMMAND_LINE, gone
+from toy_garden import COMMAND_LINE, PACKAGES, gone
 
 from flows.execution.engine import Engine
+from flows.execution.local_run import execute
+from flows.planning.plan import RunOptions, plan_run
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.query import query
@@ -70,6 +73,23 @@ def test_it_is_no_failure_and_is_said_wherever_somebody_looks(
     ends = sorted((entries[-1] for entries in journal.all_runs(store.home)), key=lambda end: float(end["time"]))
     reasons = [end["reason"] for end in ends]
     assert reasons[1:] == ["", "nothing new: all 3 steps are reused"]
+
+
+def test_what_a_person_has_to_settle_is_said_however_a_night_ends(file: Path, folder: Path, store: Store) -> None:
+    settle = "`draftsmith rollback fern --why ...` puts it back"
+    options = RunOptions(file=file, home=store.home, device="cpu", packages=PACKAGES)
+    endings = []
+    for _ in range(3):
+        plan, where = plan_run("quiet", {}, options)
+        outcome = execute(dataclasses.replace(plan, remarks=(settle,)), where, how="direct")
+        (folder / "seeds.txt").write_text("corn\n")
+        endings.append(journal.read(store.home / "runs" / f"{outcome.run_id}.jsonl")[-1]["reason"])
+        assert settle in (outcome.nothing_new or outcome.decided), "Prefect says it too"
+    assert endings == [
+        f"nothing new: {folder} is empty{AGAIN}; {settle}",
+        settle,
+        f"nothing new: all 3 steps are reused; {settle}",
+    ]
 
 
 def test_a_started_attempt_leaves_nothing_for_the_next(file: Path, folder: Path, draftsmith: Cli, store: Store) -> None:

@@ -16,7 +16,8 @@ from flows.planning.external_inputs import Sources
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
-from storage.registry.registry import aliases_of, find_release, promote, rollback
+from storage.registry.leftovers import kept_releases
+from storage.registry.registry import aliases_of, find_release, notice_moves, promote, rollback
 from storage.registry.tracking import KEY_TAG, open_client
 from storage.registry.versions import SESSION_TAG
 
@@ -66,8 +67,10 @@ def test_a_foreign_version_leads_to_nothing_outside_the_store(home: Path) -> Non
     tags = {KEY_TAG: "../mlflow/artifacts/1/rel", **PASSED}
     version = client.create_model_version(NAME, "somewhere", tags=tags).version
     client.set_registered_model_alias(NAME, "champion", version)
-    with pytest.raises(UserError, match="is no key of an artifact"):
-        Sources(Store(home)).kind_of(f"registry:{NAME}@champion (Draft)")
+    found = find_release(home, NAME, "champion", judge)
+    assert (found.key, "is no key of an artifact" in found.remark) == ("k1", True), (
+        "it leads to what was champion before"
+    )
 
 
 def test_a_champion_that_somebody_else_has_made_is_obeyed_when_the_gate_would_have_made_it(
@@ -76,19 +79,54 @@ def test_a_champion_that_somebody_else_has_made_is_obeyed_when_the_gate_would_ha
     client = open_client(home)
     client.set_registered_model_alias(NAME, "champion", "2")
     for _ in range(2):  # also when it was noticed before
-        with pytest.raises(
-            UserError, match=r"somebody has made version 2 champion .* the gate refuses it: speedup: measured"
-        ):
-            find_release(home, NAME, "champion", judge)
-    assert find_release(home, NAME, "2", judge)[0] == "k2", "by number a person asks for it"
+        found = find_release(home, NAME, "champion", judge)
+        assert found.key == "k1" and "still counts" in found.remark
+        assert "the gate refuses it: speedup: measured" in found.remark
+    client.delete_registered_model_alias(NAME, "champion")
+    assert [row.to_version for row in notice_moves(home)] == [None]
+    client.set_registered_model_alias(NAME, "champion", "2")
+    assert find_release(home, NAME, "champion", judge).key == "k1", "the way over no alias is none around the gate"
+    assert find_release(home, NAME, "2", judge).key == "k2", "by number a person asks for it"
     promote(home, NAME, 2, "we know it", force=True, judge=judge)
-    assert find_release(home, NAME, "champion", judge)[0] == "k2"
+    assert find_release(home, NAME, "champion", judge) == (*find_release(home, NAME, "2", judge)[:2], "")
     rollback(home, NAME, "we did not")
-    assert find_release(home, NAME, "champion", judge)[0] == "k1"
+    assert find_release(home, NAME, "champion", judge).key == "k1"
     add(home, make, "k3", "d2", may_promote=False)
     client.set_registered_model_alias(NAME, "champion", "3")
-    assert find_release(home, NAME, "champion", judge)[0] == "k3", "the gate passes it"
+    assert find_release(home, NAME, "champion", judge)[::2] == ("k3", ""), "the gate passes it"
     assert [row.action for row in journal.promotions(home) if row.alias == "champion"][-1] == "external"
+
+
+def test_while_an_alias_is_disputed_nothing_is_promoted_or_freed_and_both_commands_settle_it(
+    home: Path, make: Any
+) -> None:
+    client = open_client(home)
+    client.set_registered_model_alias(NAME, "champion", "2")
+    better = add(home, make, "k3", "d2")
+    assert better.decision is not None and better.decision.passed and better.decision.against == 1
+    assert better.waits and "champion" not in better.aliases and aliases_of(client, NAME)["champion"] == 2
+    assert f"`draftsmith rollback {NAME} --why ...` puts it back" in better.note
+    assert kept_releases(home, 0) >= {"k1", "k2"}, "the champion that counts is kept, and what bears the alias"
+    rollback(home, NAME, "it was a slip")
+    aliases = aliases_of(client, NAME)
+    assert aliases["champion"] == 1 and "previous" not in aliases, "undone, as if it had not been"
+    assert promote(home, NAME, 3, judge=judge).decision is not None
+    assert {name: aliases_of(client, NAME)[name] for name in ("champion", "previous")} == {"champion": 3, "previous": 1}
+
+
+def test_going_back_in_mlflow_is_a_rollback_but_not_to_what_was_rolled_back_itself(home: Path, make: Any) -> None:
+    client = open_client(home)
+    assert add(home, make, "k3", "d2").aliases == ("candidate", "challenger", "champion")
+    client.set_registered_model_alias(NAME, "champion", "1")  # slower, so the gate would refuse it
+    assert find_release(home, NAME, "champion", judge)[::2] == ("k1", "")
+    rollback(home, NAME, "the move was a slip")
+    assert find_release(home, NAME, "champion", judge).key == "k3", "the champion before it, not `previous`"
+    rollback(home, NAME, "it breaks answers")
+    client.set_registered_model_alias(NAME, "champion", "3")
+    found = find_release(home, NAME, "champion", judge)
+    assert found.key == "k1" and "it was rolled back: it breaks answers" in found.remark
+    promote(home, NAME, 3, "mended", judge=judge)
+    assert find_release(home, NAME, "champion", judge)[::2] == ("k3", "")
 
 
 def test_a_session_that_a_tag_makes_up_has_no_evidence(home: Path) -> None:
