@@ -3,13 +3,19 @@
 A target reads texts of at most so many tokens. Measuring needs room for more than a prompt and its answer: a block of
 `bench.measure_step_cost` decodes on behind a cache of the length it is asked for, and the last round of an answer may
 draft past its end. Training comes before those steps and takes hours, so they are held against the target as soon as
-its configuration can be read: when a pipeline is checked, or when the step that makes the target has made it.
+its configuration can be read: when a pipeline is checked, or when the step that makes the target has made it. The step
+that answers prompts writes down how long those for the benchmarks are, and these are held against it as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+from components.outside_json import read_json
 
 ROOM_FOR_GUESSES: Final = 65
 """Tokens past its limit that the deepest tail round of an answer may compute."""
@@ -24,6 +30,66 @@ ROOM_BEHIND_ANSWERS: Final[Mapping[str, int]] = {
     "bench.measure_server": 0,
 }
 """Steps whose answers have up to `max_new_tokens` -> positions behind an answer that they need in any case."""
+
+LEAST_SHARE: Final = 0.5
+"""Share of the test prompts that must fit the target for numbers that are to be true of them."""
+MUST_HOLD_MOST: Final = ("bench.measure_acceptance", "bench.compare_end_to_end", "bench.compare_stop")
+"""Steps whose numbers are of the test prompts: they refuse to leave out more than that."""
+_LENGTHS_FILE: Final = "test_prompt_lengths.json"
+
+
+@dataclass(frozen=True)
+class PromptLength:
+    """How long a prompt is. tokens: as the target reads it. characters: of its question."""
+
+    tokens: int
+    characters: int
+
+
+def write_prompt_lengths(folder: Path, lengths: Iterable[PromptLength]) -> None:
+    """Write down how long the test prompts are beside the answers of the others."""
+    pairs = [[length.tokens, length.characters] for length in lengths]
+    (folder / _LENGTHS_FILE).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
+
+
+def read_prompt_lengths(folder: Path) -> list[PromptLength]:
+    """The lengths of the test prompts that an artifact of answers has written down; [] where it has not."""
+    file = folder / _LENGTHS_FILE
+    return [PromptLength(*pair) for pair in read_json(file)] if file.is_file() else []
+
+
+def prompts_left_out(
+    lengths: Sequence[PromptLength], split: str, positions: int, new_tokens: int, least_share: float
+) -> tuple[str, str]:
+    """(how many prompts leave no room for `new_tokens` more, the fault and how to mend it); "" where there is none.
+
+    least_share: of the prompts, that must fit.
+    """
+    room = positions - new_tokens
+    too_long = [length for length in lengths if length.tokens > room]
+    if not too_long:
+        return "", ""
+    counted = (
+        f"{len(too_long)} of {len(lengths)} {split} prompts do not fit the target's {positions} positions with"
+        f" {new_tokens} tokens for an answer and drafts"
+    )
+    if len(lengths) - len(too_long) >= least_share * len(lengths):
+        return counted, ""
+    lower = sorted(length.tokens for length in lengths)[(len(lengths) - 1) // 2] - room
+    mend = f"max_new_tokens lower by {lower} lets half of them in, or " * (lower < new_tokens - ROOM_FOR_GUESSES - 1)
+    shortest = min(length.characters for length in too_long)
+    shorter = f"give shorter prompts (data.collect_prompts with max_prompt_characters: {max(1, shortest - 1)})"
+    return counted, f"{counted}, so the others would not speak for them: {mend}{shorter}"
+
+
+def prompts_fault(
+    address: str, settings: Mapping[str, Any], positions: int, lengths: Sequence[PromptLength]
+) -> tuple[str, str]:
+    """prompts_left_out of the test prompts in a step that measures with them; settings: of the step, checked."""
+    if address not in MUST_HOLD_MOST or not settings:
+        return "", ""
+    new_tokens = settings["max_new_tokens"] + ROOM_BEHIND_ANSWERS[address]
+    return prompts_left_out(lengths, "test", positions, new_tokens, LEAST_SHARE)
 
 
 def longest_context(kv_lengths: Sequence[int], batch_sizes: Sequence[int], tokens: int) -> int:

@@ -12,7 +12,10 @@ _BETTER: Final = "train on more conversations or for more steps"
 WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "acceptance": ("acceptance length, as a share of the champion's", _BETTER),
     "acceptance_against_champion": ("acceptance length, as a share of the champion's, at least", _BETTER),
-    "depth_chosen_and_measured": ("depth that is faster than plain decoding and was measured", _BETTER),
+    "depth_chosen_and_measured": (
+        "depth that is faster than plain decoding and was measured",
+        f"{_MORE_PROMPTS} where the verdict is undecided; else {_BETTER}",
+    ),
     "differs_from_champion": (
         "training step that was best",
         "no step was better than the champion on the validation answers: nothing has to change",

@@ -40,7 +40,6 @@ from torch import Tensor
 
 from components.bench.end_to_end.arms import check_branching, tree_shape
 from components.bench.prompts import (
-    LEAST_SHARE,
     EncodedPrompt,
     fitting_prompts,
     greedy_answers,
@@ -58,6 +57,7 @@ from components.drafts.settings import LookaheadSettings
 from components.drafts.storage.files import DraftRecord, read_record
 from components.files import written_whole
 from components.methods import decoding_loop_of
+from components.positions import LEAST_SHARE
 from components.rows import AcceptanceMap, SampledRun, write_rows
 from components.targets.generate import row_generator
 from components.targets.interface import AbstractTarget

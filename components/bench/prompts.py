@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from components.contract import Context, Draft, Prompts, Target, UserError
 from components.data.formats.control_marks import HoldsControlMark
 from components.data.formats.prompts import encode_prompt, read_prompts
 from components.drafts.interface import Drafter
 from components.drafts.storage.files import open_draft
-from components.positions import ROOM_FOR_GUESSES
+from components.positions import PromptLength, prompts_left_out
 from components.targets.generate import continue_batch
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_tokenizer, target_facts
@@ -27,10 +26,6 @@ class EncodedPrompt:
     language: str = ""
 
 
-LEAST_SHARE: Final = 0.5
-"""Share of the test prompts that must fit the target for numbers that are to be true of them."""
-
-
 def num_positions(target: Target) -> int:
     """The tokens of the longest text that the target reads."""
     return int(target_facts(target)["shape"]["max_position_embeddings"])
@@ -43,55 +38,31 @@ def fitting_prompts(
 
     least_share: of those without a mark, that must fit. Raises UserError when fewer do, or none is left.
     """
-    tokenizer = open_tokenizer(target)
-    room = num_positions(target) - new_tokens
-    fitting, too_long = list[EncodedPrompt](), list[int]()
+    tokenizer, positions = open_tokenizer(target), num_positions(target)
+    room = positions - new_tokens
+    fitting, lengths = list[EncodedPrompt](), list[PromptLength]()
     for number, prompt in enumerate(read_prompts(prompts, split), start=1):
         try:
             ids = encode_prompt(tokenizer, prompt)
         except HoldsControlMark as error:
             ctx.set_aside(f"prompts ({split})", number, str(error), prompt.prompt_id)
             continue
+        lengths.append(PromptLength(len(ids), prompt.num_characters))
         if len(ids) <= room:
             fitting.append(EncodedPrompt(prompt.prompt_id, prompt.workload, ids, prompt.language))
         else:
             reason = f"{len(ids)} tokens, and only {room} fit before {new_tokens} new ones"
             ctx.set_aside(f"prompts ({split})", number, reason, prompt.prompt_id)
-            too_long.append(len(ids))
-    if too_long:
-        _report_too_long(fitting, too_long, split, room, new_tokens, least_share, ctx)
+    counted, fault = prompts_left_out(lengths, split, positions, new_tokens, least_share)
+    if fault:
+        raise UserError(f"prompts: {fault}")
+    if counted:
+        ctx.note(f"{counted}: they are left out")
     if not fitting:
         raise UserError(
             f"prompts ({prompts.key[:12]}): no {split} prompt fits: collect some, or ask for fewer new tokens"
         )
     return fitting
-
-
-def _report_too_long(
-    fitting: Sequence[EncodedPrompt],
-    too_long: Sequence[int],
-    split: str,
-    room: int,
-    new_tokens: int,
-    least_share: float,
-    ctx: Context,
-) -> None:
-    """Say how many prompts are left out; raises UserError where fewer than `least_share` fit. room: for a prompt."""
-    total, positions = len(fitting) + len(too_long), room + new_tokens
-    those = (
-        f"{len(too_long)} of {total} {split} prompts do not fit the target's {positions} positions with {new_tokens}"
-        " tokens for an answer and drafts"
-    )
-    if len(fitting) >= least_share * total:
-        ctx.note(f"{those}: they are left out")
-        return
-    middle = sorted([*(len(prompt.ids) for prompt in fitting), *too_long])[(total - 1) // 2]
-    shorter = (
-        f"max_new_tokens lower by {middle - room} lets half of them in, or "
-        if middle - room < new_tokens - ROOM_FOR_GUESSES - 1
-        else ""
-    )
-    raise UserError(f"prompts: {those}, so the others would not speak for them: {shorter}give shorter prompts")
 
 
 def greedy_answers(

@@ -27,10 +27,14 @@ def summarise(policy: Facts, release: Facts | None = None, places: Mapping[str, 
     the report, the registered version and the like.
     """
     lines = {"verdict": verdict_in_words(policy), "drafter": str(policy.get("method", "none"))}
+    if not policy.get("depth_k") and policy.get("reasons"):
+        lines["reasons"] = "; ".join(policy["reasons"])  # what was measured of other depths is in no line below
     not_served = policy.get("verdict") in ("do_not_speculate", "invalid") and policy.get("depth_k")
     lines["chosen depth"] = f"{policy.get('depth_k', 0)}{', not served' if not_served else ''}"
     lines["acceptance length"] = _with_interval(policy, "al", "al_lo", "al_hi", "") + _while_decoding(policy)
     lines["measured speedup"] = _with_interval(policy, "speedup_meas", "meas_lo", "meas_hi", "x")
+    if policy.get("depth_k") == 0 and policy.get("speedup_meas") is None:
+        lines["measured speedup"] = "none: depth 0 is plain decoding"
     lines["predicted speedup"] = _with_interval(policy, "speedup_pred", "", "", "x")
     lines["predicted speedup"] += _gap(policy)
     lines["token-identical"] = _identity(policy)

@@ -97,7 +97,8 @@ def confirm_depth(
     verdict, reasons = _verdict(result, winner, checks, only_key)
     gate = Gate(all(c.passed for c in checks), checks)
     result = replace(result, gate=gate, verdict=verdict, reasons=reasons)
-    result = replace(result, choices=[_with_verdict(c, result, winner) for c in result.choices])
+    spoken_of = winner or (judged_choice(result) if verdict != "invalid" else None)
+    result = replace(result, choices=[_with_verdict(c, result, spoken_of) for c in result.choices])
     write_policy(ctx.out, result)
     ctx.note(f"verdict: {result.verdict}; {'; '.join(result.reasons)}")
     return DepthPolicy.of_step(ctx, policy_summary(result))
@@ -208,7 +209,7 @@ def _verdict(
             return policy.verdict, policy.reasons
         if choice.depth_k > 0:
             return "undecided", [f"{choice.method} at depth {choice.depth_k}, chosen, was not measured end to end"]
-        return choice.verdict, choice.reasons  # no depth was chosen: those of the prediction stand
+        return choice.verdict, [*choice.reasons, *_best_measured(policy, choice)]  # no depth was chosen: it stands
     failed = {c.name for c in checks if not c.passed}
     measured = (
         f"{winner.method} at depth {winner.depth_k} measured {winner.speedup_meas:.2f}x "
@@ -221,6 +222,18 @@ def _verdict(
     reasons = [measured, *([contradiction] if contradiction else [])]
     reasons += [f"gate: {c.refusal()}" for c in checks if not c.passed]
     return _verdict_of_interval(winner, policy), reasons
+
+
+def _best_measured(policy: Policy, choice: DepthChoice) -> list[str]:
+    """The fastest measured depth of a drafter whose choice is plain decoding, in words; [] where none was measured."""
+    same = (choice.draft_key, choice.batch_size, ALL)
+    arms = [a for a in policy.arms if a.depth_k and a.tree_budget is None]
+    arms = [a for a in arms if (a.draft_key, a.batch_size, a.workload) == same]
+    fastest = max(arms, key=lambda a: a.speedup, default=None)
+    if fastest is None:
+        return []
+    speedup = f"{fastest.speedup:.2f}x [{fastest.lo:.2f}, {fastest.hi:.2f}]"
+    return [f"depth {fastest.depth_k} measured {speedup} on {fastest.num_prompts} prompts"]
 
 
 def _verdict_of_interval(choice: DepthChoice, policy: Policy) -> str:
@@ -240,10 +253,10 @@ def contradiction_of(policy: Policy, choice: DepthChoice) -> str | None:
     return details[0] if details else None
 
 
-def _with_verdict(choice: DepthChoice, policy: Policy, winner: DepthChoice | None) -> DepthChoice:
-    """The choice with the verdict of its own measurement."""
+def _with_verdict(choice: DepthChoice, policy: Policy, spoken_of: DepthChoice | None) -> DepthChoice:
+    """The choice with the verdict of its own measurement; that which the whole policy is about, with the policy's."""
     key = (choice.draft_key, choice.workload, choice.batch_size)
-    if winner and key == (winner.draft_key, winner.workload, winner.batch_size):
+    if spoken_of and key == (spoken_of.draft_key, spoken_of.workload, spoken_of.batch_size):
         return replace(choice, verdict=policy.verdict, reasons=policy.reasons)
     if choice.meas_lo is None or choice.meas_hi is None:
         return choice

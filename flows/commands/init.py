@@ -29,6 +29,9 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 NO_DATA = "python-stdlib"
 ROOMY = 512  # positions that the steps' own settings have room in, for prompts of the usual length too
+ANSWER_TOKENS = 96  # of an answer, where the steps' own settings stay
+CHARACTERS_PER_TOKEN = 3  # of a prompt, fewer than English text has
+LONGEST_PROMPT = 4000  # characters, that data.collect_prompts takes unless it is told otherwise
 
 
 def init(
@@ -50,7 +53,8 @@ def init(
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name}: take small letters, digits and hyphens, and a letter first")
     source = _model(model)
-    text = first_pipeline(name, source, _prompts(prompts), engine, method, draft_vocab_size, _tokens_that_fit(source))
+    measured, longest = _lengths_that_fit(source)
+    text = first_pipeline(name, source, _prompts(prompts), engine, method, draft_vocab_size, measured, longest)
     with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
         tried = Path(place) / DEFAULT_FILE
         tried.write_text(text, encoding="utf-8")
@@ -82,8 +86,9 @@ def first_pipeline(
     methods: list[str],
     draft_vocab_size: int,
     measured_tokens: int,
+    prompt_characters: int,
 ) -> str:
-    """The text of the file. model, prompts: as its steps take them; measured_tokens: see _tokens_that_fit."""
+    """The text of the file. model, prompts: as its steps take them; the last two: see _lengths_that_fit."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
@@ -95,21 +100,26 @@ def first_pipeline(
         engines=engines,
         draft_vocab_size=draft_vocab_size,
         measured_tokens=measured_tokens,
+        prompt_characters=prompt_characters,
         one_module="mtp" in methods and "vllm" in engines,
     )
 
 
-def _tokens_that_fit(model: str) -> int:
-    """Tokens of a context, and of an answer, that measuring has room for where the target has few positions; else 0.
+def _lengths_that_fit(model: str) -> tuple[int, int]:
+    """(tokens of a context and of an answer, characters of a prompt) that measuring has room for, where the target has
+    so few positions that the steps' own settings do not fit; else 0.
 
-    A third of what drafts leave: a prompt, its answer, and as much again for prompts that are longer than others.
+    A third of what drafts leave is an answer, the rest a prompt: some prompts are longer than others.
     """
     folder = local_folder(model)
     positions = None if folder is None else positions_of(read_json(folder / "config.json"))
-    if positions is None or positions >= ROOMY:
-        return 0
-    room = (positions - ROOM_FOR_GUESSES) // 3
-    return room if room >= SHORTEST_CACHE else 0  # of still fewer the check says what is wrong
+    if positions is None:
+        return 0, 0
+    tokens = (positions - ROOM_FOR_GUESSES) // 3 if positions < ROOMY else 0
+    if tokens < SHORTEST_CACHE:
+        tokens = 0  # of still fewer the check says what is wrong
+    characters = CHARACTERS_PER_TOKEN * (positions - ROOM_FOR_GUESSES - (tokens or ANSWER_TOKENS))
+    return tokens, characters if 0 < characters < LONGEST_PROMPT else 0
 
 
 def _model(model: str) -> str:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from components.contract import Artifact, DepthPolicy, Measurements, Page, Release
+from components.contract import Artifact, DepthPolicy, Measurements, Page, Prompts, Release
+from components.data.sources.python_stdlib import STDLIB
 from components.report.summary import summarise
 from components.rows import NAMES_OF_CHANGES
 from flows.execution.local_run import RunOutcome
@@ -21,6 +22,8 @@ from flows.execution.messages import Event
 from flows.planning.plan import PlannedStep
 
 SECONDS_BETWEEN_LINES = 10.0
+SMALL_TOTAL = 20
+"""Below so many parts, one that is half done is told in percent of all."""
 
 
 class Display:
@@ -88,7 +91,10 @@ class Display:
         self.last_line[step.name] = now
         rate = (done - at_first) / (now - began) if now > began else 0.0
         remaining = f", {duration((total - done) / rate)} left" if rate > 0 else ""
-        self._line(step, f"{what or 'working'}: {done:,.0f} of {total:,.0f}{remaining}")
+        part = (
+            f"{done / total:.0%}" if total < SMALL_TOTAL and done % 1 else f"{done:,.0f}"
+        )  # else 0.6 of 1 is "1 of 1"
+        self._line(step, f"{what or 'working'}: {part} of {total:,.0f}{remaining}")
 
     def _task(self, step: PlannedStep, what: str) -> TaskID:
         assert self.bar is not None
@@ -171,7 +177,7 @@ def print_run_summary(outcome: RunOutcome, console: Console) -> None:
         say(f"  {'not logged':<18} {line}")
     if policy is not None:
         say("next:")
-        for command in next_commands(policy, release):
+        for command in next_commands(policy, release, example_of(outcome)):
             say(f"  {command}")
 
 
@@ -180,7 +186,14 @@ def last_of(outcome: RunOutcome, kind: type[Kind]) -> Kind | None:
     return next((artifact for artifact in reversed(outcome.artifacts.values()) if isinstance(artifact, kind)), None)
 
 
-def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
+def example_of(outcome: RunOutcome) -> str:
+    """A prompt to try that is like those of the run: the start of a function, or a request."""
+    prompts = last_of(outcome, Prompts)
+    is_code = prompts is None or prompts.info.get("source", STDLIB) == STDLIB
+    return "def add(a, b):" if is_code else "Write a haiku about rain."
+
+
+def next_commands(policy: DepthPolicy, release: Release | None, example: str) -> list[str]:
     """Commands worth trying after a run that chose a depth; first of all, where the gate refused, measuring again."""
     key = release.key if release is not None else policy.key
     again = [f"draftsmith remeasure {key[:12]}   # on a quiet machine: adds evidence and decides anew"]
@@ -190,7 +203,7 @@ def next_commands(policy: DepthPolicy, release: Release | None) -> list[str]:
     refused = release is not None and policy.info.get("gate_passed") is False
     return [
         *(again if refused else []),
-        'draftsmith generate "def add(a, b):"',
+        f'draftsmith generate "{example}"',
         'draftsmith query "SELECT method, depth_k, al, speedup_pred, speedup_meas FROM v_depth '
         f"WHERE {target}workload = 'all' ORDER BY ALL\"",
         f"draftsmith show {key[:12]}",

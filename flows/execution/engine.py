@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contract import KINDS, Artifact, NothingNew, Target
+from components.contract import KINDS, Artifact, Conversations, NothingNew, Target
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
-from components.positions import positions_fault
+from components.positions import positions_fault, prompts_fault, read_prompt_lengths
 from components.source_code import code_state
 from flows.execution.messages import (
     ArtifactHandle,
@@ -105,6 +105,8 @@ class Engine:
         self.on_finished(step, artifact, record, seconds, reused)
         if isinstance(artifact, Target):
             self._check_positions(step.name, artifact)
+        elif isinstance(artifact, Conversations) and artifact.path.is_dir():
+            self._check_prompts(step, artifacts, artifact)
         return artifact
 
     def _check_positions(self, name: str, target: Target) -> None:
@@ -121,6 +123,25 @@ class Engine:
         lines = {f"step '{step.name}': setting '{setting}': {fault}": None for step, setting, fault in faults if fault}
         if lines:
             raise InputError(list(lines), ["my-model"] * len(lines))
+
+    def _check_prompts(self, step: PlannedStep, artifacts: Mapping[str, Artifact], answers: Conversations) -> None:
+        """Raise InputError where too few of the test prompts beside these answers fit a step that measures with them.
+
+        Said here, before a drafter is trained; what is left out without a fault becomes a note of step `answers`.
+        """
+        target, lengths = artifacts.get(str(step.inputs.get("target"))), read_prompt_lengths(answers.path)
+        positions = target.info.get("shape", {}).get("max_position_embeddings") if target else None
+        faults = dict[str, None]()
+        for later in self.plan.steps if positions is not None else []:
+            if any(later.inputs.get(name) != step.inputs.get(name) for name in ("target", "prompts")):
+                continue
+            counted, fault = prompts_fault(later.uses, later.settings, positions, lengths)
+            if fault:
+                faults[f"step '{later.name}': prompts: {fault}"] = None
+            elif counted:
+                self.on_event(step, {"event": "note", "message": f"step '{later.name}': {counted}: it leaves them out"})
+        if faults:
+            raise InputError(list(faults), ["my-model"] * len(faults))
 
     def log_of(self, step: PlannedStep) -> Path:
         """Where the output of this step goes."""

@@ -47,6 +47,8 @@ NOT_COUNTED = "not counted"
 """Where the time of a step is from, that has none."""
 MAPPED = "mapped features"
 """The part of a step's memory that it gives back where others need it."""
+MOST_TIMES_LARGER = 10.0
+"""Than the work of a step that was timed, for its efficiency to speak for another: of a small one most is overhead."""
 MOST_PER_CASE = 4
 """Steps that calibrate another, the newest."""
 
@@ -170,6 +172,7 @@ class Estimator:
         raw = self.raw_seconds(work)
         if past and (work.kind in ("other", "uncounted") or not raw):
             return statistics.median(each.seconds for each in past), "as measured"
+        past, alike = ([each for each in of if raw <= MOST_TIMES_LARGER * each.raw] for of in (past, alike))
         if past:
             slowness = statistics.median(max(0.0, each.seconds - START_SECONDS) / each.raw for each in past)
             return START_SECONDS + raw * slowness, "measured efficiency"

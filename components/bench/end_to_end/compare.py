@@ -27,7 +27,7 @@ from components.bench.end_to_end.request_rows import Conditions, request_rows, r
 from components.bench.end_to_end.timed_runs import GroupRun, Study, StudyPlan, timed_runs
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
-from components.bench.prompts import LEAST_SHARE, fitting_prompts, spread, warm_up_prompts
+from components.bench.prompts import fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import BatchSizes, DepthsToRun, Dtype, LookupDepths, TreeBudgets
 from components.bench.step_cost import BlockConditions, Setting, TimedBlock, cost_cells
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
@@ -36,7 +36,7 @@ from components.definitions import al_of, best_plain, counts, speedup, tokens_pe
 from components.drafts.storage.files import read_record
 from components.methods import decoding_loop_of
 from components.outside_json import JsonObject
-from components.positions import ROOM_FOR_GUESSES
+from components.positions import LEAST_SHARE, ROOM_FOR_GUESSES
 from components.rows import CostCell, Request, grouped, write_rows
 from components.targets.load import open_target
 

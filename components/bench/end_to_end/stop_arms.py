@@ -17,11 +17,11 @@ from components.bench.end_to_end.request_rows import Conditions, request_rows
 from components.bench.end_to_end.timed_runs import Study, StudyPlan, timed_runs
 from components.bench.measurement.process import Measuring
 from components.bench.measurement.stopping import check_settled
-from components.bench.prompts import LEAST_SHARE, fitting_prompts, spread, warm_up_prompts
+from components.bench.prompts import fitting_prompts, spread, warm_up_prompts
 from components.bench.settings import Dtype
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.policy import StopChoice, read_policy
-from components.positions import ROOM_FOR_GUESSES
+from components.positions import LEAST_SHARE, ROOM_FOR_GUESSES
 from components.rows import StopRun, write_rows
 from components.stop_rule import StopRule
 from components.targets.load import open_target

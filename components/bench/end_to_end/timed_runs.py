@@ -156,8 +156,8 @@ class Study:
         groups = len(batches(self.plan.prompts, batch_size, fill=False))
         what = "a prompt" if batch_size == 1 else f"a batch of {batch_size}"
         self.note(
-            f"{what} takes about {whole:.1f} s in all arms: {share:.0f} s of each process are enough for about "
-            f"{max(1, round(share / whole))} of {groups}"
+            f"{what} takes about {whole:.1f} s in all arms: {share:.0f} s of each process are enough for "
+            + (f"about {max(1, round(share / whole))} of {groups}" if share < whole * groups else f"all {groups}")
         )
 
     def _warm_up(self, process: Measuring, arms: Collection[Arm], share: float) -> int:

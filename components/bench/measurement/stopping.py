@@ -58,14 +58,16 @@ def check_settled(group_runs: Sequence[GroupRun], side_arms: Collection[Arm], pr
         others = [c.half_width for c in verdict.standings if c.state == "equivalent"]
         labels = _equivalent_labels(arms, verdict.standings)
         within = f"; as good as it, within {max(others):.1%}: {labels}" if others else ""
-        return Decision([], f"{best.label} is the fastest{within}")
+        return Decision([], f"{best.label} is the fastest on these prompts{within}")
     waiting = [arms[index] for index in verdict.arms_to_measure]
     parts = [
         f"{arms[index].label} {standing.by:+.1%} +- {standing.half_width:.1%}"
         for index, standing in enumerate(verdict.standings)
         if standing.state == "open"
     ]
-    return Decision(waiting, f"{best.label} is the fastest so far; slower by, not told apart: {', '.join(parts)}")
+    return Decision(
+        waiting, f"{best.label} is the fastest on these prompts so far; slower by, not told apart: {', '.join(parts)}"
+    )
 
 
 def _with_timed_rounds(arms: Sequence[Arm], cost: Floats) -> tuple[list[Arm], Floats]:

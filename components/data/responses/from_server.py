@@ -19,7 +19,7 @@ import httpx
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data.formats.responses import sample_of_shards, shard_name, summarise, write_manifest, write_shard
-from components.data.responses.generate import Job, NotAnswered, jobs_of
+from components.data.responses.generate import Job, NotAnswered, jobs_of, measure_test_prompts
 from components.data.responses.server_client import CompletionClient, Journal, RequestOptions, ServerAnswer
 from components.engines.client import wait_until_ready
 from components.engines.requests import Patience, RefusedPrompt, RetryableError, http_client, in_flight
@@ -77,6 +77,7 @@ def write_answers_by_server(
         "max_new_tokens": max_new_tokens,
     }
     work = _ServerRun(server, jobs, options, journal_header, concurrency, max_failed, ctx)
+    measure_test_prompts(prompts, tokenizer, ctx)
     asyncio.run(work.run(wait_s))
     return _write_artifact(work, target, shard_size, skipped, label)
 

@@ -2,7 +2,8 @@
 
 The prompts are cut into shards of similar length; within a shard, a free place in the batch goes to the next prompt.
 Every row draws from its own random generator, so a shard is the same bit for bit wherever and whenever it is written,
-also after a kill; finished shards are not written again. Test prompts are not answered.
+also after a kill; finished shards are not written again. Test prompts are not answered; how long they are is written
+down, so that too long ones are told before a drafter is trained.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from components.data.formats.responses import (
     write_shard,
 )
 from components.files import sweep
+from components.positions import PromptLength, write_prompt_lengths
 from components.targets.generate import ContinuationRequest, continue_rows, row_generator
 from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, open_tokenizer, target_facts, threads_for
@@ -87,6 +89,7 @@ def write_answers(
         rate = num_tokens / (time.monotonic() - started)
         ctx.progress(done, len(shards), f"shards of answers, {rate:,.0f} tokens/s")
     sweep(ctx.out)
+    measure_test_prompts(prompts, tokenizer, ctx)
     names = [shard.file.name for shard in shards]
     sample_of_shards(ctx.out, names, tokenizer, "The target answered these prompts itself.")
     write_manifest(ctx, target.key, names, shard_size)
@@ -165,6 +168,17 @@ def jobs_of(
             of_split.append(Job(prompt.prompt_id, prompt.split, prompt.workload, tuple(ids), sampled, *labels))
         jobs.extend(sorted(of_split, key=lambda job: (len(job.ids), job.prompt_id)))
     return jobs, left_out
+
+
+def measure_test_prompts(prompts: Prompts, tokenizer: Any, ctx: Context) -> None:
+    """Write down how long the test prompts are for this target; those with a control mark are left out as elsewhere."""
+    lengths = list[PromptLength]()
+    for prompt in read_prompts(prompts, "test"):
+        try:
+            lengths.append(PromptLength(len(encode_prompt(tokenizer, prompt)), prompt.num_characters))
+        except HoldsControlMark:
+            continue  # the steps that measure set it aside and say why
+    write_prompt_lengths(ctx.out, lengths)
 
 
 def answer_shard(shard: AnswerShard, report_progress: ReportProgress) -> int:

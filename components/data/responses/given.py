@@ -42,7 +42,7 @@ from components.data.responses.assistant_mask import (
     rows_of_chat,
     thinking_style,
 )
-from components.data.responses.generate import conversation_of
+from components.data.responses.generate import conversation_of, measure_test_prompts
 from components.data.settings import Thinking, Turns
 from components.data.sources.turns import Message
 from components.outside_json import JsonObject
@@ -92,6 +92,7 @@ def write_given_answers(
         pass
     notes = [PartNotes(**read_notes(part.file)) for part in parts]
     counts = _count_outcomes(notes, max_set_aside, ctx)
+    measure_test_prompts(prompts, tokenizer, ctx)
     names = _regroup([part.file for part in parts], shard_size, ctx)
     about = f"The source's own answers, thinking: {thinking}, turns: {turns}. Masks agreed by {_method_names(counts)}."
     write_sample(ctx.out, [row for note in notes for row in note.sample], about)

@@ -25,6 +25,10 @@ class DraftVocabulary(NamedTuple):
     num_padded: int
 
 
+LOW_COVERAGE = 0.9
+"""Coverage of held-out answers below which a larger draft vocabulary is suggested."""
+
+
 def default_size(vocab_size: int) -> int:
     """A quarter of the target's vocabulary, at least 256 and at most 32000 (the size published EAGLE-3 drafts use)."""
     return min(vocab_size, max(256, min(32000, vocab_size // 4)))
@@ -72,6 +76,8 @@ def describe_vocabulary(
     if padded:
         text += f" ({padded} of it padding: the answers hold only {size - padded} different tokens)"
     text += f" covers {covered:.2%} of held-out answer tokens"
+    if covered < LOW_COVERAGE and not padded:
+        text += " (no other token is ever accepted: a larger draft_vocab_size may pay)"
     for field in ("language", "domain"):
         if len(names := coverage_by_field.get(field, {})) > 1:
             text += f"; {field} " + ", ".join(f"{name} {share:.2%}" for name, share in names.items())

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_targets import make_tiny_target
 
-from components.bench.prompts import LEAST_SHARE, fitting_prompts, kept_length, num_positions, spread
+from components.bench.prompts import fitting_prompts, kept_length, num_positions, spread
 from components.contract import Context, Prompts, Target, UserError
 from components.data.formats.prompts import Prompt, write_prompts
+from components.positions import LEAST_SHARE
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.integers(0, 4))

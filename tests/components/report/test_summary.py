@@ -36,7 +36,10 @@ def test_summary_of_a_confirmed_policy(study: dict[str, Any]) -> None:
 
 def test_summary_does_not_claim_what_is_missing(study: dict[str, Any]) -> None:
     lines = summarise(study["chosen"].info)
-    assert lines["measured speedup"] == "not measured"
+    assert lines["measured speedup"] == "not measured" and "reasons" not in lines
+    plain = summarise({"depth_k": 0, "verdict": "undecided", "reasons": ["depth 1 measured 1.31x", "on 3 prompts"]})
+    assert plain["reasons"] == "depth 1 measured 1.31x; on 3 prompts"
+    assert plain["measured speedup"] == "none: depth 0 is plain decoding"
     assert lines["token-identical"] == "not compared"
     assert lines["promotion gate"] == "not checked"
     different = summarise({**study["policy"].info, "identical": False})

@@ -129,6 +129,7 @@ def test_depth_zero_everywhere_has_no_winner(measurements: Rows, new_ctx: NewCtx
     confirmed = confirm(policy, requests(0.75), measurements, new_ctx)
     assert confirmed.winner is None
     assert confirmed.verdict == "do_not_speculate"
+    assert confirmed.reasons[-1].startswith("depth ") and "measured 0.75x [" in confirmed.reasons[-1]
     assert failed(confirmed) == {"depth_chosen_and_measured"}
 
 

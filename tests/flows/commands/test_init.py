@@ -73,4 +73,5 @@ def test_what_it_writes_fits_a_target_of_few_positions(
     steps = yaml.safe_load(text)["pipelines"]["mine"]["steps"]
     room = (positions - 65) // 3
     assert steps["step_cost"]["with"]["kv_lengths"] == [room] and "few positions" in text
+    assert steps["prompts"]["with"]["max_prompt_characters"] == 3 * (positions - 65 - room)
     assert {steps[name]["with"]["max_new_tokens"] for name in ("acceptance", "end_to_end")} == {room}

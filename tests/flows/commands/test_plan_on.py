@@ -108,6 +108,8 @@ def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home
     assert "answers have 400 tokens, as measured here" in said["assumed"]
     _, _, more = planned(draftsmith, job("builtin", num_train=3000), tmp_path, "--on", "here")
     assert more["answers"]["seconds"] - 2 == pytest.approx(3 * 80, rel=0.01)
+    _, _, most = planned(draftsmith, job("builtin", num_train=30_000), tmp_path, "--on", "here")
+    assert most["answers"]["seconds_by"] == "default efficiency", "a step a thirtieth of it says little of its time"
     _, said, elsewhere = planned(draftsmith, job("builtin"), tmp_path, "--on", "h100")
     assert elsewhere["answers"]["seconds_by"] == "default efficiency"
     assert any("decoding reaches 30% of the roofline (a default, not measured)" in words for words in said["assumed"])

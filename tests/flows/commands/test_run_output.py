@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from toy_garden import GARDEN, PACKAGES
 
-from components.contract import DepthPolicy, Release
-from flows.commands.run_output import Display, duration, next_commands, print_run_summary
+from components.contract import DepthPolicy, Prompts, Release
+from flows.commands.run_output import Display, duration, example_of, next_commands, print_run_summary
 from flows.execution.engine import Engine
 from flows.execution.local_run import RunOutcome
 from flows.planning.plan import RunOptions, plan_run
@@ -65,8 +65,26 @@ def test_a_run_says_its_time_and_what_was_not_logged(file: Path, home: Path) -> 
 def test_a_refused_release_is_measured_again_first() -> None:
     release = Release("r" * 64, Path("r"))
     refused = DepthPolicy("p" * 64, Path("p"), {"gate_passed": False})
-    assert next_commands(refused, release)[0].startswith(f"draftsmith remeasure {'r' * 12}")
+    assert next_commands(refused, release, "Say")[0].startswith(f"draftsmith remeasure {'r' * 12}")
     passed = DepthPolicy("p" * 64, Path("p"), {"gate_passed": True, "target_key": "f" * 64})
-    commands = next_commands(passed, release)
-    assert commands[0].startswith("draftsmith generate")
+    commands = next_commands(passed, release, "Say")
+    assert commands[0] == 'draftsmith generate "Say"'
     assert f"WHERE starts_with(target_key, '{'f' * 12}') AND workload = 'all'" in commands[1], "of this target alone"
+
+
+def test_what_to_generate_is_like_the_prompts_of_the_run(file: Path, home: Path) -> None:
+    plan, _ = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES))
+    for source, start in (("chats.jsonl", "Write"), ("python-stdlib", "def ")):
+        prompts = Prompts("p" * 64, Path("p"), {"source": source})
+        assert example_of(RunOutcome(plan, {"prompts": prompts}, 1.0)).startswith(start)
+
+
+def test_a_part_that_is_half_done_is_not_told_as_done(file: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.commands.run_output.SECONDS_BETWEEN_LINES", 0.0)
+    plan, _ = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES))
+    console = Console(file=io.StringIO(), width=200)
+    with Display(console) as display:
+        for done, total in ((0.62, 1), (1, 1), (57.6, 120)):
+            display.on_event(plan.steps[0], {"event": "progress", "done": done, "total": total, "what": "shards"})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert ["shards: 62% of 1" in lines[0], "shards: 1 of 1" in lines[1], "shards: 58 of 120" in lines[2]] == [True] * 3

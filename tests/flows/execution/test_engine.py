@@ -278,3 +278,31 @@ def test_a_target_that_a_step_makes_is_held_against_what_is_measured(
         engine_of(plan).run()
     assert store.verify_local(plan.step("target").key).artifact is not None
     assert store.verify_local(plan.step("prompts").key).fault == "absent"
+
+
+def test_test_prompts_that_are_too_long_are_told_before_a_drafter_is_trained(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, tmp_path: Path
+) -> None:
+    """Their lengths are known once the target's tokenizer has read them; training comes before they are used."""
+    model = make_tiny_target("llama", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}))
+    rows = [
+        json.dumps({"prompt": f"{n} " + "x y " * (37 if n % 10 < 2 else 10 if n % 10 < 4 else 25)}) for n in range(200)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    settings = {"source": str(tmp_path / "rows.jsonl"), "num_train": 8, "num_validation": 2, "num_test": 10}
+    pipeline = usual("long", model, to="end_to_end").with_setting("prompts", **settings)
+    pipeline = pipeline.with_setting("answers", max_new_tokens=8).with_setting("cost", kv_lengths=[64])
+    events: list[str] = []
+    plan = plan_of(
+        pipeline.with_setting("acceptance", max_new_tokens=110).with_setting("end_to_end", max_new_tokens=128)
+    )
+    engine = engine_of(plan, on_event=lambda step, event: events.append(f"{step.name}: {event.get('message')}"))
+    with pytest.raises(
+        UserError, match=r"^step 'end_to_end': prompts: . of 10 test prompts do not fit .* give shorter"
+    ):
+        engine.run()
+    assert any(line.startswith("answers: step 'acceptance': ") for line in events), "what is left out is told too"
+    assert store.verify_local(plan.step("answers").key).artifact is not None
+    assert store.verify_local(plan.step("features").key).fault == "absent"
