@@ -333,6 +333,7 @@ def test_variables_of_the_environment_are_read_somewhere() -> None:
         name for page in PAGES for name in re.findall(r"DRAFTSMITH_[A-Z_]+[A-Z]", page.read_text(encoding="utf-8"))
     }
     sources = [path for room in ("flows", "components", "storage") for path in (ROOT / room).rglob("*.py")]
+    sources.append(ROOT / "deploy" / "Caddyfile")
     code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     assert len(named) > 6 and not [name for name in sorted(named) if name not in code]
 

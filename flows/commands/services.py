@@ -14,12 +14,19 @@ from flows.orchestration.prefect_server import prepare
 from flows.planning.plan import check_file
 from flows.services import control
 from flows.services.client import ApiError, PrefectApi, auth_file, is_held, pid_file, running, worker_is_online
-from flows.services.processes import Settings, check_ports
+from flows.services.processes import Settings, check_ports, public_address
 from flows.services.supervisor import kill_leftovers
 from storage.artifacts.store import Store, default_home, require_writable
 
 PrefectPort = Annotated[int, typer.Option(min=1, max=65535, help="Where Prefect's server and pages answer.")]
 MlflowPort = Annotated[int, typer.Option(min=1, max=65535, help="Where MLflow's server and pages answer.")]
+PublicUrl = Annotated[
+    str,
+    typer.Option(
+        envvar="DRAFTSMITH_PUBLIC_URL",
+        help="Where a proxy shows the pages to others, https://HOST: links say this instead of 127.0.0.1.",
+    ),
+]
 
 
 def up(
@@ -27,6 +34,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all is healthy.")] = False,
     prefect_port: PrefectPort = 4200,
     mlflow_port: MlflowPort = 5000,
+    public_url: PublicUrl = "",
 ) -> None:
     """Start Prefect, MLflow and a worker, deploy every pipeline, and keep them running (until Ctrl-C, or `down`)."""
     from flows.services.doctor import check_versions
@@ -41,7 +49,7 @@ def up(
         return
     if is_held(pid_file(home)):
         raise UserError(f"another draftsmith up is just starting on {home}, or stopping: look again in a moment")
-    settings = Settings(home, file, prefect_port, mlflow_port)
+    settings = Settings(home, file, prefect_port, mlflow_port, public_address(public_url))
     check_versions()
     kill_leftovers(home)  # of a supervisor that was killed: they would hold the ports
     check_ports(settings)

@@ -95,7 +95,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
     with open_history(home, all_sessions=True) as run:
         choices = _choices(_rows(run, CHOICES, since), names, moves)
     services = running(home)
-    prefect = None if services is None else "" if reports.startswith("/") else services.prefect_ui_url
+    prefect = None if services is None else "" if reports.startswith("/") else services.prefect_pages
     return Board(
         home=str(home),
         made_at=at,
@@ -110,7 +110,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
         machines=_machines(choices),
         room=_room(home),
         questions=_questions(since),
-        mlflow=services.mlflow_url if services is not None else "",
+        mlflow=services.mlflow_pages if services is not None else "",
     )
 
 

@@ -168,6 +168,17 @@ class Services:
     pid: int  # of the supervisor
     tracking_uri: str = ""  # what runs must log to when MLflow does not stand on the home's own database
     mlflow_is_ours: bool = True  # else another server runs it, which must not see our password
+    public_url: str = ""  # where a proxy shows all pages under one host (deploy/Caddyfile); "" without one
+
+    @property
+    def prefect_pages(self) -> str:
+        """Prefect's pages and the dashboard as people reach them."""
+        return self.public_url or self.prefect_ui_url
+
+    @property
+    def mlflow_pages(self) -> str:
+        """MLflow's pages as people reach them."""
+        return f"{self.public_url}/mlflow" if self.public_url and self.mlflow_is_ours else self.mlflow_url.rstrip("/")
 
 
 def running(home: Path) -> Services | None:
@@ -196,15 +207,16 @@ def mlflow_address(home: Path) -> str:
     """MLflow's pages as people reach them: of `draftsmith up`, or of the server that a worker elsewhere logs to; ""
     where nothing serves them."""
     services = running(home)
-    uri = services.mlflow_url if services is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    uri = services.mlflow_pages if services is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
     return uri.rstrip("/") if uri.startswith(("http://", "https://")) else ""
 
 
 def report_address(home: Path, key: str) -> str:
     """The address of a report on the server of `draftsmith up` (flows/services/report_pages.py); "" without one."""
     services = running(home)
-    ours = services is not None and services.mlflow_is_ours
-    return f"{services.mlflow_url.rstrip('/')}/reports/{key}/" if services is not None and ours else ""
+    if services is None or not services.mlflow_is_ours:
+        return ""
+    return f"{services.public_url or services.mlflow_url.rstrip('/')}/reports/{key}/"
 
 
 def client_environment(services: Services) -> dict[str, str]:

@@ -54,7 +54,7 @@ class StartFailed(Exception):
 def start(settings: Settings, *, detach: bool) -> subprocess.Popen[bytes]:
     """Start the supervisor; attached, it ends with this process, however that ends."""
     command = [sys.executable, "-m", "flows.services.supervisor", str(settings.home), str(settings.file.absolute())]
-    command += [str(settings.prefect_port), str(settings.mlflow_port)]
+    command += [str(settings.prefect_port), str(settings.mlflow_port), settings.public_url]
     if not detach:
         command = bound(command)
     state_file(settings.home).unlink(missing_ok=True)
@@ -147,9 +147,9 @@ def deploy(settings: Settings, services: Services) -> int:
 def links(services: Services, home: Path) -> list[tuple[str, str]]:
     """(label, URL) of the pages that people want."""
     pages = [
-        ("dashboard", f"{services.prefect_ui_url}/dashboard/"),
-        ("pipelines, runs", f"{services.prefect_ui_url}/v2/deployments"),
-        ("models, numbers", f"{services.mlflow_url}/#/experiments/{_latest_experiment(services)}/runs"),
+        ("dashboard", f"{services.prefect_pages}/dashboard/"),
+        ("pipelines, runs", f"{services.prefect_pages}/v2/deployments"),
+        ("models, numbers", f"{services.mlflow_pages}/#/experiments/{_latest_experiment(services)}/runs"),
     ]
     return [*pages, ("newest report", newest_report(home))]
 

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -51,6 +52,7 @@ class Settings:
     file: Path  # the pipelines file
     prefect_port: int = 4200
     mlflow_port: int = 5000
+    public_url: str = ""  # where a proxy shows the pages (deploy/Caddyfile), such as https://draft.example.com
 
     @property
     def logs(self) -> Path:
@@ -85,7 +87,24 @@ def services_of(settings: Settings, pid: int) -> Services:
         pid=pid,
         tracking_uri=mlflow if elsewhere and not os.environ.get("MLFLOW_TRACKING_URI") else "",
         mlflow_is_ours=not external_mlflow(),
+        public_url=settings.public_url,
     )
+
+
+def public_address(text: str) -> str:
+    """A public address as all links begin with it: scheme and host, no path.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+    except ValueError:
+        is_one = False
+    if text and (not is_one or parts.path.strip("/") or parts.query or parts.fragment):
+        raise UserError(f"--public-url {text}: must be a scheme and a host alone, such as https://draft.example.com")
+    return text.rstrip("/")
 
 
 def external_mlflow() -> str:
@@ -127,12 +146,14 @@ def parts_of(settings: Settings) -> list[Part]:
 
 def _prefect(settings: Settings, services: Services) -> Part:
     origins = ",".join(f"http://{host}:{settings.prefect_port}" for host in (LOOPBACK, "localhost"))
+    origins += f",{settings.public_url}" if settings.public_url else ""
     environment = _common_environment(settings, keep_server=True) | {
         "PREFECT_SERVER_API_AUTH_STRING": services.auth_string,
         "PREFECT_API_AUTH_STRING": services.auth_string,
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origins,
         "PREFECT_SERVER_UI_API_URL": "/api",  # the port alone does not reach the UI
+        "PREFECT_UI_URL": services.prefect_pages,  # in links of notifications
         # a run ends its own pause; ended by the server as well, it would be Failed for a moment
         "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
     }
@@ -168,6 +189,9 @@ def _common_environment(settings: Settings, keep_server: bool = False) -> dict[s
     """The caller's environment without the servers' variables, and with those of this home."""
     dropped = _CLIENT_VARIABLES if keep_server else _CLIENT_VARIABLES + _SERVER_ONLY
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    if host := urlsplit(settings.public_url).hostname:
+        hosts = (inherited.get("DRAFTSMITH_ALLOWED_HOSTS", ""), host)
+        inherited["DRAFTSMITH_ALLOWED_HOSTS"] = ",".join(filter(None, hosts))
     return inherited | {
         **QUIET,
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -175,6 +199,7 @@ def _common_environment(settings: Settings, keep_server: bool = False) -> dict[s
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "DRAFTSMITH_HOME": str(settings.home),
         "DRAFTSMITH_PIPELINES": str(settings.file.absolute()),
+        "DRAFTSMITH_PUBLIC_URL": settings.public_url,
         "PYTHONUNBUFFERED": "1",
         MARK: str(settings.home),
     }

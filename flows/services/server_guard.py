@@ -15,7 +15,7 @@ import json
 import os
 from urllib.parse import urlsplit
 
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -81,18 +81,64 @@ class BehindPassword:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
         asks = scope["type"] in ("http", "websocket") and scope["path"] not in self.open_paths
-        if asks and not self._is_authorised(_headers(scope).get("authorization", "")):
+        if asks and not is_authorised(_headers(scope).get("authorization", ""), self.auth_string):
             await _refuse(scope, receive, send, 401, "This server asks for a name and a password.")
             return
         await self.app(scope, receive, send)
 
-    def _is_authorised(self, header: str) -> bool:
-        kind, _, encoded = header.partition(" ")
-        try:
-            credentials = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError):
-            return False
-        return kind.lower() == "basic" and hmac.compare_digest(credentials, self.auth_string.encode())
+
+class SignedInByProxy:
+    """Prefect's app for people whom a proxy has signed in: its pages ask them for no password.
+
+    The proxy adds the servers' password to what it passes on (deploy/Caddyfile). Prefect's pages would ask for it all
+    the same, and send it in the place of the user's own, which the proxy then refuses. So a request that has the
+    password and the public host hears that none is needed, and the first message of its web socket gets it.
+    """
+
+    def __init__(self, app: ASGIApp, public_url: str, auth_string: str) -> None:
+        self.app, self.auth_string = app, auth_string
+        self.host = urlsplit(public_url).netloc.lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; what it asks or hears of the password is changed."""
+        headers = _headers(scope) if scope["type"] in ("http", "websocket") else {}
+        is_public = bool(self.host) and headers.get("host", "").lower() == self.host
+        if not is_public or not is_authorised(headers.get("authorization", ""), self.auth_string):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self.app(scope, self._with_password(receive), send)
+        elif scope["path"] == "/ui-settings":
+            await self._tell_settings(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _with_password(self, receive: Receive) -> Receive:
+        """Receive as before, with the password in the message that proves who asks."""
+
+        async def receive_with_password() -> Message:
+            message = await receive()
+            if message["type"] == "websocket.receive" and message.get("text"):
+                try:
+                    said = json.loads(message["text"])
+                except (ValueError, RecursionError):
+                    return message  # Prefect says what is wrong with it
+                if isinstance(said, dict) and said.get("type") == "auth":
+                    return {**message, "text": json.dumps({**said, "token": self.auth_string})}
+            return message
+
+        return receive_with_password
+
+    async def _tell_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, body = 500, b""
+
+        async def keep(message: Message) -> None:
+            nonlocal status, body
+            status, body = message.get("status", status), body + message.get("body", b"")
+
+        plain = [item for item in scope["headers"] if item[0].lower() != b"accept-encoding"]
+        await self.app({**scope, "headers": plain}, receive, keep)
+        settings = {**json.loads(body), "auth": None} if status == 200 else {"detail": "Prefect tells no settings."}
+        await JSONResponse(settings, status_code=status)(scope, receive, send)
 
 
 class OwnArtifactsOnly:
@@ -155,6 +201,16 @@ def guarded_mlflow(app: ASGIApp, auth_string: str) -> ASGIApp:
     """MLflow's app for known hosts and origins, behind the password; only its health address is open."""
     inner = BehindPassword(OwnArtifactsOnly(app), auth_string, open_paths=("/health",))
     return OwnConnectionsOnly(KnownPlacesOnly(inner, allowed_hosts()))
+
+
+def is_authorised(header: str, auth_string: str) -> bool:
+    """Whether an Authorization header holds this name and password (HTTP Basic)."""
+    kind, _, encoded = header.partition(" ")
+    try:
+        credentials = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return kind.lower() == "basic" and hmac.compare_digest(credentials, auth_string.encode())
 
 
 def _headers(scope: Scope) -> dict[str, str]:

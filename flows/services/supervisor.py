@@ -6,7 +6,7 @@ It imports nothing that it runs, so it stays small and cannot crash with it. A l
 supervisor a home. A part that dies is started again, at once the first time and with growing delays while it keeps
 dying; the rest of its process group is killed first. Runs outlive a killed worker or server: they go
 on and report when the server is back. `up` starts it as `python -m flows.services.supervisor HOME FILE PREFECT_PORT
-MLFLOW_PORT`.
+MLFLOW_PORT PUBLIC_URL`.
 """
 
 from __future__ import annotations
@@ -351,9 +351,9 @@ def _signal_group(process: subprocess.Popen[bytes] | None, number: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point of the supervisor's process: HOME FILE PREFECT_PORT MLFLOW_PORT."""
-    home, file, prefect_port, mlflow_port = arguments
-    settings = Settings(Path(home), Path(file), int(prefect_port), int(mlflow_port))
+    """Entry point of the supervisor's process: HOME FILE PREFECT_PORT MLFLOW_PORT PUBLIC_URL."""
+    home, file, prefect_port, mlflow_port, public_url = arguments
+    settings = Settings(Path(home), Path(file), int(prefect_port), int(mlflow_port), public_url)
     try:
         Supervisor(settings).run()
     except BlockingIOError:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the system tests need and is missing: from Debian a browser and PostgreSQL, from pip S3, Dask, Ray and Kubernetes.
+# Installs what the system tests need and is missing: from Debian a browser, PostgreSQL and Caddy, from pip S3, Dask, Ray and Kubernetes.
 # One line says why when it cannot.
 set -euo pipefail
 
@@ -16,6 +16,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 [ -n "$chromium" ] || packages+=(chromium fonts-dejavu-core)
 initdb=$(command -v initdb || compgen -G "/usr/lib/postgresql/*/bin/initdb" || true)
 [ -n "$initdb" ] || packages+=(postgresql)
+command -v caddy >/dev/null || packages+=(caddy)
 
 if [ ${#packages[@]} -gt 0 ]; then
   wanted="${packages[*]}"

@@ -77,12 +77,12 @@ class ServedHome:
 
     def up(self) -> subprocess.CompletedProcess[str]:
         """Bring the servers up and return."""
-        return self.draftsmith("up", "--detach", *self._options)
+        return self.draftsmith("up", "--detach", *self.options)
 
     def up_in_the_foreground(self) -> subprocess.Popen[str]:
         """`up` as one starts it in a terminal of its own."""
         return subprocess.Popen(
-            [DRAFTSMITH, "up", *self._options],
+            [DRAFTSMITH, "up", *self.options],
             env=self.environment,
             cwd=self.home.parent,
             stdout=subprocess.PIPE,
@@ -91,7 +91,8 @@ class ServedHome:
         )
 
     @property
-    def _options(self) -> list[str]:
+    def options(self) -> list[str]:
+        """Of `up` for this home."""
         prefect, mlflow = map(str, self.ports)
         return ["-f", str(self.file), "--prefect-port", prefect, "--mlflow-port", mlflow]
 

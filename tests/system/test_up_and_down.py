@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from behind_caddy import HOST, behind_caddy, look_from_outside
 from browser import Browser
 from served_home import ENDED, REAL, ServedHome, free_port, served_home
 from toy_garden import GARDEN
@@ -193,11 +194,15 @@ def test_the_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> 
             page.screenshot(tmp_path / f"{what.replace(' ', '-')}.png")
 
 
-def test_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:
-    file = tmp_path / "pipelines.yaml"
+def test_behind_a_proxy_then_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:
+    file, port = tmp_path / "pipelines.yaml", free_port()
     file.write_text(REAL.text, encoding="utf-8")
     fresh = ServedHome(tmp_path / "home", file, (free_port(), free_port()), "")
-    assert fresh.up().returncode == 0
+    up = fresh.draftsmith("up", "--detach", *fresh.options, "--public-url", f"https://{HOST}:{port}")
+    assert up.returncode == 0, up.stdout + up.stderr
+    assert f"https://{HOST}:{port}/mlflow/#/experiments/" in up.stdout and "127.0.0.1" not in up.stdout
+    with behind_caddy(fresh, port):
+        look_from_outside(fresh, port, tmp_path)
     below = processes_of_home(fresh.home)
     assert len(below) >= 4
     os.kill(fresh.services.pid, signal.SIGKILL)

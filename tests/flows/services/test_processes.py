@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,21 @@ from flows.services.client import (
     Services,
     auth_file,
     client_environment,
+    mlflow_address,
     pid_file,
+    report_address,
     running,
     write_address,
 )
-from flows.services.processes import Part, Settings, check_ports, ensure_auth_string, parts_of, services_of
+from flows.services.processes import (
+    Part,
+    Settings,
+    check_ports,
+    ensure_auth_string,
+    parts_of,
+    public_address,
+    services_of,
+)
 
 DATABASE = "postgresql+asyncpg://user:hunter2@127.0.0.1/prefect"
 
@@ -113,6 +124,27 @@ def test_addresses_that_a_killed_supervisor_left_behind_are_not_believed(setting
     assert running(home) is None
     assert auth not in (home / "services.json").read_text()
     assert json.loads((home / "services.json").read_text())["pid"] == os.getpid()
+
+
+def test_links_have_the_public_address_and_programs_here_the_one_of_loopback(settings: Settings) -> None:
+    public = replace(settings, public_url=public_address("https://draft.example/"))
+    services = services_of(public, 1)
+    home = public.home
+    ensure_auth_string(home)
+    write_address(home, services)
+    with pid_file(home).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert report_address(home, "abc") == "https://draft.example/reports/abc/"
+        assert mlflow_address(home) == "https://draft.example/mlflow"
+    assert services.prefect_pages == "https://draft.example"
+    assert client_environment(services)["PREFECT_API_URL"] == "http://127.0.0.1:14999/api"
+    prefect = parts(public)["prefect"].environment
+    assert prefect["PREFECT_UI_URL"] == "https://draft.example"
+    assert prefect["DRAFTSMITH_ALLOWED_HOSTS"].split(",")[-1] == "draft.example"
+    assert parts(settings)["prefect"].environment["PREFECT_UI_URL"] == "http://127.0.0.1:14999"
+    for wrong in ("draft.example", "ftp://draft.example", "https://draft.example/path", "https://a:b@draft.example"):
+        with pytest.raises(UserError, match="a scheme and a host alone"):
+            public_address(wrong)
 
 
 def test_a_client_is_told_where_and_with_which_password() -> None:

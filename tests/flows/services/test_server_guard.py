@@ -8,8 +8,19 @@ import json
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
 
-from flows.services.server_guard import BehindPassword, KnownPlacesOnly, OwnArtifactsOnly, allowed_hosts, guarded_mlflow
+from flows.services.server_guard import (
+    BehindPassword,
+    KnownPlacesOnly,
+    OwnArtifactsOnly,
+    SignedInByProxy,
+    allowed_hosts,
+    guarded_mlflow,
+)
 
 AUTH = "draftsmith:s3cret:with-colon"
 
@@ -133,3 +144,22 @@ def test_what_passes_arrives_whole() -> None:
     path = "/api/2.0/mlflow/experiments/create"
     assert send_to(OwnArtifactsOnly(counting), "POST", path, "http", [body[:100], body[100:]], {}) == 200
     assert seen == [len(body)]
+
+
+def test_who_came_through_the_proxy_is_not_asked_again_and_nobody_else_hears_that() -> None:
+    async def prefect(websocket: Any) -> None:
+        await websocket.accept()
+        await websocket.send_json({"token": (await websocket.receive_json()).get("token")})
+        await websocket.close()
+
+    settings = {"auth": "BASIC", "api_url": "/api"}
+    routes = [Route("/ui-settings", lambda request: JSONResponse(settings)), WebSocketRoute("/out", prefect)]
+    pages = TestClient(SignedInByProxy(Starlette(routes=routes), "https://draft.example:8443", AUTH))
+    signed_in = {"host": "draft.example:8443", "authorization": "Basic " + base64.b64encode(AUTH.encode()).decode()}
+    others = ({**signed_in, "host": "localhost:4200"}, {**signed_in, "authorization": "Basic eDp5"}, {})
+    assert pages.get("/ui-settings", headers=signed_in).json() == {**settings, "auth": None}
+    assert all(pages.get("/ui-settings", headers=other).json() == settings for other in others)
+    for headers, token in ((signed_in, AUTH), *((other, "mine") for other in others)):
+        with pages.websocket_connect("/out", headers=headers) as socket:
+            socket.send_json({"type": "auth", "token": "mine"})
+            assert socket.receive_json() == {"token": token}
