@@ -539,7 +539,7 @@ class FastTarget(AbstractTarget):
         return rows if self._embedding_scale is None else rows * self._embedding_scale
 
     @functools.cached_property
-    def embedding(self) -> Tensor:  # type: ignore[override]
+    def embedding(self) -> Tensor:
         """As AbstractTarget; a table that is stored in more bits is rounded, and in memory, once somebody asks."""
         return self._rows if self._rows.dtype.itemsize <= self.dtype.itemsize else self._rows.to(self.dtype)
 
