@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmarks import own_pass
+from benchmarks import opening, own_pass
 from benchmarks.engines_table import ELSEWHERE, line_of, table
 from benchmarks.record import RESULTS, ROOT
 from components.engines.profiles import PROFILES, SAID
@@ -605,6 +605,12 @@ def stop_rule() -> tuple[str, str]:
     )
 
 
+def opened() -> tuple[str, str]:
+    """Opening a target, and plain decoding, beside transformers."""
+    what, head, rows = opening.table_of(record("opening"))
+    return what, markdown(head, rows)
+
+
 def scale_simulation() -> tuple[str, str]:
     """Drafters for three targets on clusters that were not at hand."""
     found = record("scale-simulation", timed=False)
@@ -733,6 +739,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "packing": packing(),
         "trees-float32": trees("float32"),
         "trees-bfloat16": trees("bfloat16"),
+        "opening": opened(),
         "answering-speed": answering_speed(),
         "datasets_at_scale": million_rows(),
         "scale-simulation": scale_simulation(),

@@ -41,8 +41,9 @@ TOKENS = 12
 SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
 WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
-PEAK_OF_ONE, PEAK_OF_TWO, PEAK_OF_BOTH = 1.7, 2.6, 6  # times its weights: in one layout, in two, two targets at once
-TIMED_BYTES = 400_000_000  # of weights in all layouts whose kernels are timed
+PEAK_OF_ONE, PEAK_OF_TWO, PEAK_OF_BOTH = 1.1, 2.0, 6  # times its weights: in one layout, in two, two targets at once
+TIMED_BYTES = 400_000_000  # of timed weights in all layouts, beside a target that is held several times
+OTHER_BYTES = 50_000_000  # caches of the trials, pages of the file
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 
 
@@ -59,7 +60,7 @@ def autotune(
     """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
     context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
     if ctx.device == "cpu":
-        ctx.note(memory_needed(target, dtype))
+        ctx.note(check_memory(target, dtype))
     with quiet_interpreter():
         tuned = choose_engine(
             target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
@@ -122,6 +123,8 @@ def resolve_tuning(
     tuned = read_tuning(tuning, target, drafts, dtype, num_threads, ctx, machine)
     if tuned is not None:
         return tuned
+    if ctx.device == "cpu":
+        check_memory(target, dtype)
     with quiet_interpreter():
         return choose_engine(
             target,
@@ -228,15 +231,24 @@ def choose_engine(
     return Tuning(count, kernel, rival, kernels, tried)
 
 
-def memory_needed(target: Target, dtype: Dtype) -> str:
-    """What a choice of threads and kernels will hold in memory on a CPU, in words."""
+def peak_of_choice(target: Target, dtype: Dtype) -> int:
+    """Bytes of memory that choosing threads and kernels takes on a CPU, at most. benchmarks/opening.py measures it."""
     weights = int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize
     share = PEAK_OF_ONE if weights > HELD_ONCE else PEAK_OF_TWO if weights > HELD_TWICE else PEAK_OF_BOTH
-    most = share * weights + (0 if weights > HELD_ONCE else TIMED_BYTES)
-    return (
-        f"the target has {weights / 1e9:.2f} GB of weights in {dtype}; choosing threads and kernels takes up to"
-        f" {most / 1e9:.2f} GB of memory, and {free_ram() / 1e9:.1f} GB are free"
-    )
+    return int(share * weights) + (OTHER_BYTES if weights > HELD_TWICE else TIMED_BYTES)
+
+
+def check_memory(target: Target, dtype: Dtype) -> str:
+    """What a choice of threads and kernels will take in memory on a CPU, in words.
+
+    Raises UserError where less is free.
+    """
+    peak, free = peak_of_choice(target, dtype), free_ram()
+    said = f"choosing threads and kernels of the target in {dtype} takes up to {peak / 1e9:.2f} GB of memory"
+    if peak > free:
+        smaller = "take dtype: bfloat16, or " if dtype == "float32" else ""
+        raise UserError(f"{said}, and {free / 1e9:.2f} GB are free: {smaller}a machine with more, or end what holds it")
+    return f"{said}, and {free / 1e9:.1f} GB are free"
 
 
 def _is_held_once(target: Target, dtype: Dtype) -> bool:

@@ -143,7 +143,7 @@ class AbstractTarget(ABC):
     @property
     @abstractmethod
     def embedding(self) -> Tensor:
-        """The token embedding matrix [V, H]."""
+        """The token embedding matrix [V, H], in the target's dtype or one of fewer bits that it is stored in."""
 
 
 def check_verifies_trees(target: AbstractTarget) -> None:

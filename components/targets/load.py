@@ -31,6 +31,8 @@ from components.tensor_files import headers_in
 from components.text import message_of
 
 _LAYER: Final = re.compile(r"\.layers\.(\d{1,9})\.")
+CHECKED_AT_ONCE: Final = 1 << 22
+"""Numbers of a tensor that are checked at once."""
 _TRIAL_TEXT: Final = "def add(a, b):\n    return a + b  # Grüße, 你好 1234\n"
 
 
@@ -79,15 +81,17 @@ def open_target(
         check_shapes(config, shape, files.shapes, location)
         if layers and device == "cpu":
             _check_room(files, torch_dtype, location)
+        reader = _Reader(files.by_name, torch_dtype, location, is_mapped=not layers or device != "cpu")
         fast = FastTarget(
             config,
             shape,
-            _Reader(files.by_name, torch_dtype, location, is_mapped=not layers or device != "cpu"),
+            reader,
             device=torch.device(device),
             dtype=torch_dtype,
             kernel=kernel,
             has_lm_head="lm_head.weight" in files.by_name and not config.tie_word_embeddings,
             layers=layers,
+            read_rows=reader.table if layers and device == "cpu" else None,
         )
         if layers:
             _check_rotations(fast, location)
@@ -215,8 +219,14 @@ def check_finite(tensor: Tensor, name: str) -> None:
     """Raises UserError for a weight with NaN or infinity: greedy decoding would always give the first token."""
     if not is_plain(tensor) or not tensor.is_floating_point() or tensor.itemsize == 1:
         return
-    # The sum needs no mask; only where it is not finite (it may have overflowed) each number is checked.
-    if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+    # The sum needs no mask; only where it is not finite (it may have overflowed) each number is checked. A part at a
+    # time, since it makes float32 of what it adds.
+    rows = max(1, CHECKED_AT_ONCE * len(tensor) // tensor.numel()) if tensor.dim() and tensor.numel() else 1
+    parts = tensor.split(rows) if tensor.dim() else (tensor,)
+    if any(
+        not bool(torch.isfinite(part.sum(dtype=torch.float32))) and not bool(torch.isfinite(part).all())
+        for part in parts
+    ):
         raise UserError(
             f"{name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}; download it again"
         )
@@ -277,6 +287,8 @@ def _tensor_files(folder: Path, location: str) -> _TensorFiles:
 
 MAPPED: Final = 64 << 20
 """Bytes that are read before a file is opened anew: what was read of it stays in memory for as long as it is open."""
+LARGE_TABLE: Final = 32 << 20
+"""Bytes of a stored table from which it is left in its file."""
 
 
 class _Reader:
@@ -290,8 +302,27 @@ class _Reader:
         self._by_name, self._dtype, self._location, self._is_mapped = by_name, dtype, location, is_mapped
         self._open: tuple[Path, Any] | None = None
         self._read = 0
+        self._checked: set[str] = set()
 
     def __call__(self, name: str) -> Tensor:
+        stored, at = self._stored(name)
+        tensor = stored.to(self._dtype, copy=not self._is_mapped)
+        check_finite(tensor, at)
+        self._checked.add(name)
+        return tensor
+
+    def table(self, name: str) -> Tensor | None:
+        """A large tensor as it is stored, in its file: in memory is what is read of it. None for a small one."""
+        stored, at = self._stored(name)
+        if stored.nbytes < LARGE_TABLE:
+            return None
+        if name not in self._checked:
+            check_finite(stored, at)
+        self._open = None  # what was read of it, too
+        return self._stored(name)[0]
+
+    def _stored(self, name: str) -> tuple[Tensor, str]:
+        """The tensor in its file, and its name in errors."""
         file = self._by_name[name]
         at = f"{self._location}/{file.name}"
         try:
@@ -302,10 +333,8 @@ class _Reader:
             raise UserError(f"{at}: {name} cannot be read ({message_of(error)}); download it again") from error
         if not stored.is_floating_point():
             raise UserError(f"{at}: {name} is of {str(stored.dtype).removeprefix('torch.')}, which no weight is")
-        tensor = stored.to(self._dtype, copy=not self._is_mapped)
         self._read += stored.nbytes
-        check_finite(tensor, f"{at}: {name}")
-        return tensor
+        return stored, f"{at}: {name}"
 
 
 @functools.lru_cache(maxsize=1)

@@ -221,16 +221,21 @@ def pack(weight: Tensor, kernel: Kernel) -> Any | None:
 
 
 def calibrate(
-    layers: Sequence[Linear], *, placements: int = 1, known: Mapping[Shape, Times] | None = None
+    layers: Sequence[Linear],
+    *,
+    placements: int = 1,
+    known: Mapping[Shape, Times] | None = None,
+    num_bytes: int | None = None,
 ) -> dict[Shape, Times]:
     """Give each shape of these plain layers its quickest kernels; returns the times that were measured for it.
 
     known: times of shapes that are not measured again. placements: how often the weights are copied to another place in
-    memory.
+    memory. num_bytes: of the weights of the whole model, where these layers are a part of it.
     """
     known = known or {}
     timed = _time_kernels([layer for layer in layers if layer.shape not in known], placements)
-    num_bytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
+    if num_bytes is None:
+        num_bytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
     most = 1 if num_bytes > HELD_ONCE else 2 if num_bytes > HELD_TWICE else len(LAYOUTS)
     kernels_of = {shape: choose_kernels(times, most_layouts=most) for shape, times in {**known, **timed}.items()}
     give_memory_back()
@@ -324,29 +329,59 @@ def _time_placement(sample: Sequence[_Piece], evicted: Tensor | None) -> Iterato
                 yield name, rows, shape, spent
 
 
-def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
-    """Give plain layers their kernels; returns a description that gives the same layers the same kernels elsewhere.
+class Layouts:
+    """Gives plain layers their kernels as they are read, once enough of them are there to be timed.
 
-    kernel: "auto" takes those that this machine remembers or times them, "thorough" times them anew and more often,
-    "plain" leaves them; else the result of an earlier call.
+    kernel: "auto" takes the kernels that this machine remembers or times them, "thorough" times them anew and more
+    often, "plain" leaves them; else what `finish` once returned. num_bytes: of the weights of all layers to come.
     """
-    give_memory_back()
-    if kernel in ("auto", "thorough"):
-        if any(layer.weight is not None and layer.weight.device.type == "cpu" for layer in layers):
-            _use_quickest(layers, thorough=kernel == "thorough")
-    elif kernel != "plain":
-        kernels_of = parse_kernels(kernel)
-        for layer in layers:
-            layer.use(kernels_of(layer.shape))
-    give_memory_back()
-    return describe_kernels(layers)
+
+    def __init__(self, kernel: str, num_bytes: int) -> None:
+        self._kernel, self._num_bytes = kernel, num_bytes
+        self._kernels_of = parse_kernels(kernel) if kernel not in ("auto", "thorough", "plain") else None
+        self._layers: list[Linear] = []
+        self._waiting: list[Linear] = []
+        self._timed: dict[Shape, Times] = {}
+        give_memory_back()
+
+    def add(self, layers: Sequence[Linear]) -> None:
+        """Take the next layers, which are laid out now or when there is a sample."""
+        self._layers += layers
+        if self._kernels_of is not None:
+            for layer in layers:
+                layer.use(self._kernels_of(layer.shape))
+        elif self._kernel != "plain":
+            self._waiting += layers
+            if self._timed or sum(_piece_of(layer).weight.nbytes for layer in self._waiting) >= SAMPLED_BYTES:
+                self._lay_out_waiting()
+        if self._num_bytes > SAMPLED_BYTES:
+            give_memory_back()  # what reading them took beside them
+
+    def finish(self) -> str:
+        """Lay out what is left; returns a description that gives the same layers the same kernels elsewhere."""
+        self._lay_out_waiting()
+        give_memory_back()
+        return describe_kernels(self._layers)
+
+    def _lay_out_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        weights = [layer.weight for layer in waiting if layer.weight is not None and layer.weight.device.type == "cpu"]
+        if not weights:
+            return
+        dtype, thorough = weights[0].dtype, self._kernel == "thorough"
+        new = {layer.shape for layer in waiting} - self._timed.keys()
+        self._timed |= {} if thorough else recall_times(dtype, new)
+        placements = THOROUGH_PLACEMENTS if thorough else 1
+        timed = calibrate(waiting, placements=placements, known=self._timed, num_bytes=self._num_bytes)
+        remember_times(dtype, timed)
+        self._timed |= timed
 
 
-def _use_quickest(layers: Sequence[Linear], *, thorough: bool) -> None:
-    """Give layers their kernels by the times remembered of their shapes, and remember those that had to be measured."""
-    dtype = next(layer.weight.dtype for layer in layers if layer.weight is not None)
-    known = {} if thorough else recall_times(dtype, {layer.shape for layer in layers})
-    remember_times(dtype, calibrate(layers, placements=THOROUGH_PLACEMENTS if thorough else 1, known=known))
+def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
+    """Give plain layers their kernels, all at once; returns their description. kernel: see Layouts."""
+    layouts = Layouts(kernel, sum(layer.weight.nbytes for layer in layers if layer.weight is not None))
+    layouts.add(layers)
+    return layouts.finish()
 
 
 def describe_kernels(layers: Sequence[Linear]) -> str:

@@ -14,8 +14,9 @@ Which families it runs, and what differs between them, architecture.py reads fro
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -32,8 +33,9 @@ from components.targets.forward.architecture import (
     architecture_of,
     ends_of,
     read_apart,
+    tensors_of,
 )
-from components.targets.forward.linear import Linear, lay_out
+from components.targets.forward.linear import Layouts, Linear
 from components.targets.forward.static_cache import (
     Scoring,
     StaticCache,
@@ -48,6 +50,10 @@ from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
 
 ROWS_AT_ONCE: Final = 8192
 """Rows that one feed-forward pass takes: a prefill of many long prompts would hold gate and up of all of them."""
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+ReadTable = Callable[[str], Tensor | None]
+"""Gives a matrix of the checkpoint by its name, as it is stored; None for a small one, which is better copied."""
 
 LAID_OUT: Final = 4 << 30
 """Bytes of experts up to which they get layouts beside the plain one: a mixture is held in memory once for each."""
@@ -169,8 +175,13 @@ class FastTarget(AbstractTarget):
         kernel: str = "auto",
         has_lm_head: bool,
         layers: bool = True,
+        read_rows: ReadTable | None = None,
     ) -> None:
-        """layers: False reads embedding, final norm and head alone; such a target runs no passes."""
+        """layers: False reads embedding, final norm and head alone; such a target runs no passes.
+
+        read_rows: gives a large table as it is stored, in its file. Of the embedding few rows are read at a time, so it
+        stays there, and so does the head for gradients: what it computes with is laid out otherwise.
+        """
         self.shape, self.device, self.dtype = shape, device, dtype
         architecture = architecture_of(config) or (None if layers else ends_of(config, set(ENDS)))
         assert architecture is not None, f"{config.model_type} is not known here"
@@ -191,14 +202,12 @@ class FastTarget(AbstractTarget):
         if architecture.embedding_scale != 1.0:
             self._embedding_scale = torch.tensor(architecture.embedding_scale, dtype=dtype, device=device)
         read = read_apart(read, shape) if architecture.joined else read
+        self._layers: list[_Layer] = []
         with torch.no_grad():
-            self._embedding = self._fetch(read, "model.embed_tokens.weight")
             self._norm = self._fetch_norm(read, "model.norm.weight")
-            self._head_weight = self._fetch(read, "lm_head.weight") if has_lm_head else self._embedding
-            self._head = self._linear(self._head_weight)
-            self._layers = [self._read_layer(read, index) for index in range(shape.num_layers if layers else 0)]
+            self._read_ends(read, read_rows, has_lm_head)
+            self._read_layers(read, shape.num_layers if layers else 0, kernel)
         self._rotations: tuple[Tensor, ...] = ()
-        self._choose_kernels(kernel)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -215,17 +224,36 @@ class FastTarget(AbstractTarget):
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return Linear(weight.contiguous(), bias)
 
-    def _choose_kernels(self, kernel: str) -> None:
-        """Lay out every linear layer: as `kernel` says, or by timing on a CPU. Experts above LAID_OUT stay plain."""
-        mixtures = [layer.mlp.linears() for layer in self._layers if isinstance(layer.mlp, Experts)]
-        weights = (linear.weight for linears in mixtures for linear in linears)
-        is_large = sum(weight.nbytes for weight in weights if weight is not None) > LAID_OUT
-        linears = []
-        for layer in self._layers:
+    def _read_ends(self, read: ReadWeight, read_rows: ReadTable | None, has_lm_head: bool) -> None:
+        """Read embedding and head. A tied head is the embedding: one tensor, or one layout and rows in the file."""
+        name = "lm_head.weight" if has_lm_head else EMBEDDING
+        head = self._fetch(read, name)
+        self._head = self._linear(head)
+        rows, head_rows = (None if read_rows is None else read_rows(which) for which in (EMBEDDING, name))
+        self._head_rows = head if head_rows is None else head_rows
+        if rows is None:
+            rows = self._fetch(read, EMBEDDING) if has_lm_head else head
+        self._rows = rows
+
+    def _read_layers(self, read: ReadWeight, count: int, kernel: str) -> None:
+        """Read the layers and lay out every linear one: as `kernel` says, or by timing on a CPU.
+
+        Each is laid out when it has been read, so that nothing but one layer and a sample is in memory twice. Experts
+        above LAID_OUT stay plain.
+        """
+        sizes = tensors_of(self.architecture, self.shape, {"lm_head.weight"}) if count else {}
+        of_weights = {name: math.prod(size) * self.dtype.itemsize for name, size in sizes.items() if len(size) > 1}
+        of_experts = sum(num_bytes for name, num_bytes in of_weights.items() if ".experts." in name)
+        is_large = of_experts > LAID_OUT
+        of_weights.pop(EMBEDDING, None)
+        layouts = Layouts(kernel, sum(of_weights.values()) - is_large * of_experts)
+        layouts.add([self._head])
+        for index in range(count):
+            layer = self._read_layer(read, index)
             is_plain = is_large and isinstance(layer.mlp, Experts)
-            linears += [layer.qkv, layer.out, *([] if is_plain else layer.mlp.linears())]
-        linears.append(self._head)
-        self.kernel = lay_out(linears, kernel)
+            layouts.add([layer.qkv, layer.out, *([] if is_plain else layer.mlp.linears())])
+            self._layers.append(layer)
+        self.kernel = layouts.finish()
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -500,19 +528,20 @@ class FastTarget(AbstractTarget):
         """As AbstractTarget; gradients flow to `normed`."""
         cap = self.architecture.logit_cap
         if normed.requires_grad:  # the prepacked kernel has no backward pass
-            logits = F.linear(normed, self._head_weight).float()
+            logits = F.linear(normed, self._head_rows.to(self.dtype)).float()
             return torch.tanh(logits / cap) * cap if cap else logits
         logits = self._head(normed.reshape(-1, normed.shape[-1])).float().view(*normed.shape[:-1], -1)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def embed(self, ids: Tensor) -> Tensor:
         """What the first layer reads for ids int64 [N] on the device: [N, H]."""
-        rows = F.embedding(ids, self._embedding)
+        rows = F.embedding(ids, self._rows).to(self.dtype)
         return rows if self._embedding_scale is None else rows * self._embedding_scale
 
-    @property
+    @functools.cached_property
     def embedding(self) -> Tensor:
-        return self._embedding
+        """As AbstractTarget; a table that is stored in more bits is rounded, and in memory, once somebody asks."""
+        return self._rows if self._rows.dtype.itemsize <= self.dtype.itemsize else self._rows.to(self.dtype)
 
 
 def read_optional(read: ReadWeight, name: str) -> Tensor | None:

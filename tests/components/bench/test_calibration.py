@@ -12,7 +12,7 @@ import torch
 from chosen_depths import policy_of_depths
 
 from components.bench import autotune, compare_end_to_end, measure_step_cost
-from components.bench.calibration import Tuning, clearly_faster, read_tuning
+from components.bench.calibration import Tuning, clearly_faster, peak_of_choice, read_tuning, resolve_tuning
 from components.bench.measurement import process as measuring_process
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, Request, read_rows
@@ -64,6 +64,21 @@ def test_what_is_chosen_is_what_was_tried(
     assert set(info["draft_kernels"]) == {draft.key for draft in drafts}
     given = read_tuning(Measurements("t", ctx.out, info), target, drafts, "float32", 0, ctx, machine)
     assert given == Tuning(**{name: info[name] for name in Tuning._fields[:-1]}, tried=[])
+
+
+def test_a_choice_that_memory_has_no_room_for_is_refused_before_it_is_made(
+    target: Target,
+    prompts: Prompts,
+    machine: Machine,
+    context: Callable[[str], Context],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("components.bench.calibration.free_ram", lambda: peak_of_choice(target, "float32") - 1)
+    said = r"of the target in float32 takes up to .* GB of memory, and .* are free: take dtype: bfloat16, or a machine"
+    with pytest.raises(UserError, match=said):
+        autotune(target, prompts, [], seconds=0.0, ctx=context("tuning"), machine=machine)
+    with pytest.raises(UserError, match=said):
+        resolve_tuning(None, target, [], [1], "float32", 1, context("cost"), machine)
 
 
 def test_measuring_steps_run_on_what_was_chosen(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tiny_targets import make_tiny_target
 
 from components.contract import UserError
 from components.targets.forward.architecture import LIKE_LLAMA_AT_THE_ENDS
-from components.targets.load import is_read_whole, open_target, open_tokenizer
+from components.targets.load import MAPPED, is_read_whole, open_target, open_tokenizer
 
 
 def test_tied_and_bf16_checkpoints_open_like_transformers(tmp_path: Path) -> None:
@@ -184,3 +186,79 @@ def test_a_target_larger_than_the_free_memory_is_refused_before_it_is_read(
     with pytest.raises(UserError, match=r"weights take .* in float32, and .* are free: open it with dtype: bfloat16"):
         open_target(folder, kernel="plain", dtype="float32")
     assert open_target(folder, kernel="plain", dtype="float32", layers=False)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_large_embedding_stays_in_its_file_and_says_the_same(
+    stored: str, dtype: Any, is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_target("qwen3", tmp_path / "target")
+    weights = {name: w.to(getattr(torch, stored)) for name, w in load_file(folder / "model.safetensors").items()}
+    if is_tied:
+        del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    changed_config(tie_word_embeddings=is_tied)(folder)
+    ids, said = torch.arange(1, 20)[None], []
+    for large in (1 << 20, 1):
+        monkeypatch.setattr("components.targets.load.LARGE_TABLE", large)
+        target = open_target(folder, dtype=dtype, kernel="prepacked")
+        state = torch.ones(1, target.shape.hidden_size, dtype=target.dtype, requires_grad=True)
+        logits = target.unembed(target.final_norm(state))
+        logits.amax().backward()
+        passed = target.forward(ids, target.new_cache(1, 20)).logits
+        said.append([passed, logits, state.grad, target.embedding.to(target.dtype)])
+    for copied, mapped in zip(*said, strict=True):
+        assert torch.equal(copied, mapped)
+    if not is_tied:
+        spoilt_tensor("model.embed_tokens.weight", lambda weight: weight.fill_(torch.inf))(folder)
+        with pytest.raises(UserError, match=r"embed_tokens\.weight holds NaN or infinity"):
+            open_target(folder, dtype=dtype, kernel="plain")
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from components.targets.load import open_target
+
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+open_target(Path(sys.argv[1]), dtype="bfloat16", kernel="prepacked")  # what is loaded once, in small
+Path("/proc/self/clear_refs").write_text("5")
+before, anonymous = status("VmRSS:"), status("RssAnon:")
+target = open_target(Path(sys.argv[2]), dtype=sys.argv[3], kernel="prepacked")
+print(status("VmHWM:") - before, status("RssAnon:") - anonymous)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel counts peaks on Linux alone")
+def test_opening_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
+    """A tied head is in memory once, and no more than one layer is there in two layouts.
+
+    The peak counts pages of files, of which MAPPED bytes are what is being read; what is held does not.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"vocab_size": 40000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 20}
+    config = Qwen3Config(**sizes, num_attention_heads=8, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    model.tie_weights()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.01)
+    model.save_pretrained(tmp_path / "large")
+    small = make_tiny_target("qwen3", tmp_path / "small")
+    shutil.copy(small / "tokenizer.json", tmp_path / "large")
+    num_bytes = sum(weight.nbytes for weight in model.parameters())
+    for dtype, factor in (("float32", 2), ("bfloat16", 1)):
+        command = [sys.executable, "-c", OPENED, str(small), str(tmp_path / "large"), dtype]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        peak, held = (int(number) for number in done.stdout.split())
+        ratios = (peak - MAPPED) / (factor * num_bytes), held / (factor * num_bytes)
+        assert ratios[0] < 1.25 and ratios[1] < 1.1, f"{dtype}: peak and held {ratios} times the weights"

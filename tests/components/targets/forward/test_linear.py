@@ -17,6 +17,7 @@ from components.targets.forward.linear import (
     PLAIN,
     Kernel,
     Kernels,
+    Layouts,
     Linear,
     calibrate,
     choose_kernels,
@@ -230,6 +231,24 @@ def test_without_a_home_to_write_to_every_opening_times(
         timings.clear()
         lay_out([Linear(torch.ones(160, 128))], "auto")
         assert timings
+
+
+def test_layers_are_laid_out_as_they_are_read_once_there_is_a_sample(
+    timings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "SAMPLED_BYTES", 2 * 160 * 128 * 4)
+    layouts = Layouts("auto", linear.HELD_ONCE + 1)
+    layers = [Linear(torch.ones(160, 128)) for _ in range(4)]
+    layouts.add(layers[:1])
+    assert not timings and layers[0].kernels == PLAIN, "too few to be timed"
+    for layer in layers[1:]:
+        layouts.add([layer])
+        assert len(layer.kernels) == linear.PROBED_ROWS
+    assert len(timings) == linear.PROBED_ROWS and len({layer.kernels for layer in layers}) == 1
+    other = Linear(torch.ones(128, 192))
+    layouts.add([other])  # a shape that only later layers have
+    assert len(timings) == 2 * linear.PROBED_ROWS and len(other.kernels) == linear.PROBED_ROWS
+    assert layouts.finish() == describe_kernels([*layers, other])
 
 
 def test_a_large_model_holds_every_weight_in_one_layout(timings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

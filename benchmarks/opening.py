@@ -1,0 +1,350 @@
+"""What does opening a target take, and how quick is it then, beside transformers? `python -m benchmarks.opening`.
+
+Every case is one model in one dtype. Each opening has a process of its own: `first` times kernels and remembers the
+times, `again` finds them remembered, `transformers` is AutoModelForCausalLM. The last two then decode in turns,
+greedily after 64 tokens, and ours verifies 1 to 8 rows at once. With --autotune, `bench.autotune` chooses threads and
+kernels of a model, and its peak stands beside what it says before. --release loads a released drafter with MLflow.
+
+Memory is counted from where the process stood with everything imported. `peak` is all that was in memory at once, as
+the kernel counts it; `peak_anonymous` (looked at every 5 ms) leaves out pages of files, which it may drop at any time.
+
+    python -m benchmarks.opening [--model NAME=FOLDER ...] [--dtypes float32 bfloat16] [--autotune NAME ...]
+        [--release FOLDER] [--random-qwen3 FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal, TypedDict
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from benchmarks.record import ROOT, write_record
+from components.bench.calibration import choose_engine, peak_of_choice
+from components.bench.clock import quiet_interpreter
+from components.contract import Target
+from components.decoding.chain import decode
+from components.decoding.session import Session
+from components.machine import num_usable_cores
+from components.targets.load import open_target, target_facts, threads_for
+
+Dtype = Literal["float32", "bfloat16"]
+BUILTIN: Final = ROOT / "components" / "targets" / "builtin"
+CONTEXT, TOKENS, PASSES, MOST_ROWS = list(range(1, 65)), 24, 6, 8
+SHAPE: Final[dict[str, Any]] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+"""Of Qwen3-0.6B."""
+
+
+class Said(TypedDict, total=False):
+    """What a measuring process says of its part. rows_ms: milliseconds of a pass over 1, 2, ... rows."""
+
+    seconds: float
+    kernel: str
+    num_threads: int
+    said: int
+    tokens_per_s: float
+    rows_ms: list[float]
+
+
+def random_qwen3(folder: Path) -> None:
+    """Write a model of Qwen3-0.6B's shape with random weights in bfloat16, 1.2 GB."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SHAPE), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    Tokenizer(WordLevel({"word": 0}, unk_token="word")).save(str(folder / "tokenizer.json"))  # a target has one
+
+
+def serve(part: str, folder: Path, dtype: Dtype, num_threads: int) -> None:
+    """The measuring process: do the part at the first line of stdin, then decode or verify at each other one."""
+    logging.disable_progress_bar()
+    torch.set_num_threads(num_threads)
+    say: Callable[[object], None] = lambda what: print(json.dumps(what), flush=True)  # noqa: E731
+    say("ready")
+    tasks: dict[str, Callable[[], Said]] = {}
+    for line in sys.stdin:
+        if tasks:
+            say(tasks[line.strip()]())
+            continue
+        began = time.perf_counter()
+        tasks, said = PARTS[part](folder, dtype)
+        say({"seconds": round(time.perf_counter() - began, 3), **said})
+
+
+Tasks = dict[str, Callable[[], Said]]
+
+
+def ours(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
+    """Our own opening."""
+    target = open_target(folder, dtype=dtype)
+    session = Session(target)
+
+    def tokens() -> Said:
+        run = decode(target, None, CONTEXT, max_new_tokens=TOKENS + 1, ignore_eos=True, session=session)
+        return {"tokens_per_s": TOKENS / run.decode_ns * 1e9}
+
+    def rows() -> Said:
+        ids = torch.tensor([CONTEXT])
+        cache = target.new_cache(1, len(CONTEXT) + MOST_ROWS)
+        target.forward(ids, cache, logits="none")
+        quickest = [float("inf")] * MOST_ROWS
+        for number in range(PASSES + 1):
+            for index in range(MOST_ROWS):
+                began = time.perf_counter()
+                target.forward(ids[:, : index + 1], cache)
+                spent = time.perf_counter() - began
+                cache.truncate(cache.lengths - index - 1)
+                if number:
+                    quickest[index] = min(quickest[index], spent)
+        return {"rows_ms": [round(1e3 * spent, 3) for spent in quickest]}
+
+    return {"tokens": tokens, "rows": rows}, {"kernel": target.kernel}
+
+
+def theirs(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
+    """Transformers' opening and its `generate`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    ids = torch.tensor([CONTEXT])
+
+    def seconds(count: int) -> float:
+        began = time.perf_counter()
+        model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+        return time.perf_counter() - began
+
+    return {"tokens": lambda: {"tokens_per_s": TOKENS / (seconds(TOKENS + 1) - seconds(1))}}, {}
+
+
+def autotuned(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
+    """The choice of `bench.autotune` without drafters, and the peak that it says before."""
+    target, threads = Target(key="", path=folder), torch.get_num_threads()
+    with quiet_interpreter():
+        tuned = choose_engine(target, [], CONTEXT, dtype=dtype, device="cpu", max_threads=threads, seconds=3.0)
+    said: Said = {"kernel": tuned.kernel, "num_threads": tuned.num_threads, "said": peak_of_choice(target, dtype)}
+    return {"": lambda: said}, said
+
+
+LOADED: Final = """
+import sys, time
+started = time.perf_counter()
+import mlflow.pyfunc
+imported = time.perf_counter()
+mlflow.pyfunc.load_model(sys.argv[1]).unwrap_python_model()
+print(imported - started, time.perf_counter() - imported)
+"""
+
+
+def released(folder: Path, home: str) -> dict[str, float]:
+    """Seconds in which a new process imports MLflow and loads a version with its target."""
+    environment = {**os.environ, "DRAFTSMITH_HOME": home}
+    command = [sys.executable, "-c", LOADED, str(folder)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    imported, loaded = map(float, done.stdout.splitlines()[-1].split())
+    return {"import_seconds": round(imported, 2), "load_seconds": round(loaded, 2)}
+
+
+PARTS: Final[dict[str, Callable[[Path, Dtype], tuple[Tasks, Said]]]] = {
+    "first": ours,
+    "again": ours,
+    "transformers": theirs,
+    "autotune": autotuned,
+}
+
+
+class Process:
+    """A measuring process, and the memory that its first task takes."""
+
+    def __init__(self, part: str, folder: Path, dtype: Dtype, num_threads: int, home: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.opening", "--serve", part, str(folder), dtype, str(num_threads)]
+        environment = {**os.environ, "DRAFTSMITH_HOME": home}
+        self._child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def opened(self) -> dict[str, Any]:
+        """Let it do its part: seconds, and bytes of memory over what it had before."""
+        (self._folder / "clear_refs").write_text("5", encoding="ascii")  # the kernel's peak begins here
+        before, anonymous, ended = self._memory(), [0], threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.005):
+                anonymous.append(self._memory()["RssAnon"])
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        said = self.ask("open")
+        after = self._memory()
+        ended.set()
+        watching.join()
+        return {
+            **said,
+            "peak": after["VmHWM"] - before["VmRSS"],
+            "peak_anonymous": max(anonymous) - before["RssAnon"],
+            "held_anonymous": after["RssAnon"] - before["RssAnon"],
+            "held_of_files": after["RssFile"] - before["RssFile"],
+        }
+
+    def ask(self, task: str) -> Any:
+        """Its answer to one line."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{task}\n")
+        self._child.stdin.flush()
+        return self._answer()
+
+    def end(self) -> None:
+        """Close its stdin, at which it ends."""
+        self._child.communicate()
+
+    def _answer(self) -> Any:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        assert line, "a measuring process ended; its own message is above"
+        return json.loads(line)
+
+    @property
+    def _folder(self) -> Path:
+        return Path("/proc") / str(self._child.pid)
+
+    def _memory(self) -> dict[str, int]:
+        lines = (self._folder / "status").read_text(encoding="ascii").splitlines()
+        return {name: int(rest.split()[0]) << 10 for name, _, rest in (x.partition(":") for x in lines) if "kB" in rest}
+
+
+def measure_case(folder: Path, dtype: Dtype, turns: int, home: str) -> dict[str, Any]:
+    """One model in one dtype: openings, then decoding in turns."""
+    num_params = int(target_facts(Target(key="", path=folder))["num_params"])
+    threads = threads_for(num_params, num_usable_cores())
+    case: dict[str, Any] = {"num_threads": threads, "weights": num_params * getattr(torch, dtype).itemsize}
+    running: dict[str, Process] = {}
+    for part in ("first", "again", "transformers"):
+        process = Process(part, folder, dtype, threads, home)
+        case[part] = process.opened()
+        if part == "first":
+            process.end()
+        else:
+            running[part] = process
+    rates: dict[str, list[float]] = {part: [] for part in running}
+    for turn in range(turns + 1):
+        for part, process in running.items():
+            rate = process.ask("tokens")["tokens_per_s"]
+            if turn:  # the first one warms up
+                rates[part].append(round(rate, 2))
+    case["tokens_per_s"] = rates
+    case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
+    for process in running.values():
+        process.end()
+    return case
+
+
+def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    """What the record says, as docs/benchmarks.md has it: a paragraph, a head and rows."""
+    rows = []
+    for name, case in found["cases"].items():
+        first, again, other, rate = case["first"], case["again"], case["transformers"], case["tokens_per_s"]
+        of_weights = lambda part, which="peak": f"{part[which] / case['weights']:.2f}"  # noqa: B023, E731
+        rows.append(
+            (
+                name,
+                f"{case['num_threads']}",
+                f"{case['weights'] / 1e9:.2f}",
+                f"{first['seconds']:.1f} / {again['seconds']:.1f} / {other['seconds']:.1f}",
+                f"{of_weights(first)} / {of_weights(again)} / {of_weights(other)}",
+                f"{of_weights(first, 'peak_anonymous')} / {of_weights(other, 'peak_anonymous')}",
+                f"{fmean(rate['again']):.1f} / {fmean(rate['transformers']):.1f}",
+                ", ".join(f"{spent / case['rows_ms'][0]:.2f}" for spent in case["rows_ms"][1:]),
+            )
+        )
+    choices = "; ".join(
+        f"{name} {chosen['said'] / 1e9:.2f} GB said, {chosen['peak'] / 1e9:.2f} taken in {chosen['seconds']:.0f} s"
+        for name, chosen in found["autotune"].items()
+    )
+    release = found["release"]
+    return (
+        "Opening a target in a new process: the first time, when kernels are timed; again, when their times are "
+        "remembered; and with `transformers`, which leaves weights of the stored dtype in the file until a pass reads "
+        "them. Peaks are multiples of the weights in that dtype, over a process that has imported everything; that of "
+        "15 MB is mostly what libraries take at first use. They count pages of the file; the next column does not "
+        "(ours the first time, and `transformers`). Then plain decoding after "
+        f"{len(CONTEXT)} tokens in turns, and what 2 to {MOST_ROWS} rows "
+        "of one pass cost in rows. 125M and 0.6B (Qwen3's shape, tied) have random weights, stored in bfloat16. "
+        f"`bench.autotune`: {choices}. A released drafter of the built-in target: "
+        f"`mlflow.pyfunc.load_model` {release['first']['load_seconds']:.1f} s, again "
+        f"{release['again']['load_seconds']:.1f} s, after {release['again']['import_seconds']:.1f} s of imports."
+        f"{found.get('note', '')}",
+        (
+            "target",
+            "threads",
+            "weights, GB",
+            "seconds: first / again / transformers",
+            "peak: first / again / transformers",
+            "without the file: ours / transformers",
+            "tokens a second: ours / transformers",
+            "cost of 2 to 8 rows",
+        ),
+        rows,
+    )
+
+
+def main() -> None:
+    """Measure every case, print a line for each, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="beside the built-in one")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    parser.add_argument("--turns", type=int, default=3, help="of decoding")
+    parser.add_argument("--autotune", nargs="*", default=[], metavar="NAME", help="models to choose an engine for")
+    parser.add_argument("--release", type=Path, metavar="FOLDER", help="of a version, with its MLmodel")
+    parser.add_argument("--random-qwen3", type=Path, metavar="FOLDER", help="write that model there, and end")
+    parser.add_argument("--serve", nargs=4, metavar=("PART", "FOLDER", "DTYPE", "THREADS"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        serve(asked.serve[0], Path(asked.serve[1]), asked.serve[2], int(asked.serve[3]))
+        return
+    if asked.random_qwen3:
+        random_qwen3(asked.random_qwen3)
+        return
+    models = {"built-in": BUILTIN, **{name: Path(at) for name, _, at in (one.partition("=") for one in asked.model)}}
+    load, cases, choices, release = os.getloadavg()[0], {}, {}, {}
+    with tempfile.TemporaryDirectory() as home:
+        for name, folder in models.items():
+            for dtype in asked.dtypes:
+                case = cases[f"{name} {dtype}"] = measure_case(folder, dtype, asked.turns, home)
+                print(name, dtype, json.dumps(case), flush=True)
+                if name in asked.autotune:
+                    process = Process("autotune", folder, dtype, num_usable_cores(), home)
+                    choices[f"{name} {dtype}"] = process.opened()
+                    process.end()
+                    print("autotune", json.dumps(choices[f"{name} {dtype}"]), flush=True)
+        if asked.release:
+            for part in ("first", "again"):
+                release[part] = released(asked.release, f"{home}/of-release")
+            print("release", json.dumps(release), flush=True)
+    numbers = {"load_average": load, "cases": cases, "autotune": choices, "release": release}
+    print(write_record("opening", numbers))
+
+
+if __name__ == "__main__":
+    main()
