@@ -57,9 +57,11 @@ def print_on(
     machine = find_machine(on, file)
     estimate = estimate_run(pipeline, params, machine, file, Store(), packages)
     price = machine.price if price is None else price
+    price = None if price is None else price * estimate.machines
     if as_json:
         cost = None if price is None else price * estimate.seconds / 3600
-        content = {"machine": machine.name, "seconds": estimate.seconds, "cost": cost, **dataclasses.asdict(estimate)}
+        content = {"machine": machine.name, "machines": estimate.machines, "seconds": estimate.seconds, "cost": cost}
+        content |= dataclasses.asdict(estimate)
         echo(json.dumps(content, indent=1))
     else:
         _print(pipeline, machine, estimate, price, console)
@@ -71,10 +73,12 @@ def _print(
 ) -> None:
     device = machine.device
     each = f"{device.memory_gb:,.0f} GB" if machine.is_gpu else f"{device.memory_gb:,.0f} GB of memory"
-    echo(f"{pipeline} on {machine.name}: {machine.count} x {device.about}, {each}")
+    several = f"{estimate.machines} machines of " if estimate.machines > 1 else ""
+    echo(f"{pipeline} on {machine.name}: {several}{machine.count} x {device.about}, {each}")
     rows = []
     for step in estimate.steps:
-        shared = f" on {step.devices} GPUs" if step.devices > 1 else ""
+        together = f"{step.devices} GPUs" if machine.is_gpu else f"{step.machines} machines"
+        shared = f" on {together}" if step.devices > 1 else ""
         cells = [
             in_bytes(step.memory_bytes) + " each" * (step.devices > 1),
             _or_none(step.disk),
@@ -94,11 +98,13 @@ def _print(
             echo(f"memory of {step.name}: {parts}")
     for step in estimate.steps:
         if step.linked:
-            echo(f"{step.name}: {in_bytes(step.linked)} between GPUs")
+            echo(f"{step.name}: {in_bytes(step.linked)} from each GPU to others")
+        if step.across:
+            echo(f"{step.name}: {in_bytes(step.across)} from each machine to another")
         for note in step.notes:
             echo(f"{step.name}: {note}")
-        if step.kind == "training" and machine.count > step.devices:
-            echo(f"{step.name}: uses {step.devices} of {machine.count} GPUs: set processes: {machine.count}")
+        if step.kind == "training" and machine.count > (used := step.devices // step.machines):
+            echo(f"{step.name}: uses {used} of {machine.count} GPUs: set processes: {machine.count}")
     for words in estimate.assumed:
         echo(f"rests on: {words}")
     for source in device.sources:

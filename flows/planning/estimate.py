@@ -2,7 +2,7 @@
 
 A step takes START_SECONDS, the time that its settings give it, and
 
-    max(operations / peak, bytes / bandwidth) / efficiency + bytes between GPUs / link.
+    max(operations / peak, bytes / bandwidth) / efficiency + max(bytes between GPUs / link, between machines / network).
 
 Efficiencies are those of steps that were measured on such a machine, wherever this home has any: the same step with the
 same method, else with others. Else they are the defaults below.
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from components.contract import Artifact, UserError
 from flows.planning.machines import PlannedMachine
+from flows.planning.remedies import remedy
 from flows.planning.wiring import Wiring
 from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes, source_of
 from flows.spec.placement import HERE
@@ -41,6 +43,8 @@ PROGRAM_BYTES: Mapping[Kind, int] = {"training": 700_000_000, "decoding": 500_00
 """Of a process on a CPU without its tensors, with kernels and held-out evaluation, where nothing was measured."""
 LEAST_PROGRAM_BYTES = 250_000_000
 """Of a process for any other kind of work."""
+LESS_DISK = ": storage: fp8 halves that, and data.features_on_the_fly stores none"
+UNKNOWN_NETWORK = "no network_gb_s is known of this machine, so what its machines send each other takes no time here"
 SPARE = 0.05
 """Of a GPU's memory, that fragments and cannot be had."""
 NOT_COUNTED = "not counted"
@@ -75,7 +79,9 @@ class StepEstimate:
     disk: int
     network: int
     linked: int
+    across: int
     devices: int
+    machines: int
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
@@ -96,6 +102,11 @@ class RunEstimate:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seconds", sum(step.seconds for step in self.steps))
+
+    @property
+    def machines(self) -> int:
+        """Of those that one step runs on, the most: all are held as long as the run takes."""
+        return max((step.machines for step in self.steps), default=1)
 
     @property
     def disk(self) -> int:
@@ -133,10 +144,16 @@ class Estimator:
         for step in wiring.steps:
             inputs = {slot: tuple([names] if isinstance(names, str) else names) for slot, names in step.inputs.items()}
             stage = Stage(step.name, step.address, step.settings, inputs)
-            steps.append(self.step(stage, workload.of(stage)))
+            estimate = self.step(stage, workload.of(stage))
+            if estimate.faults and (helps := remedy(workload, stage, partial(self._fits, stage))):
+                estimate = replace(estimate, faults=(f"{estimate.faults[0]}: set {helps}", *estimate.faults[1:]))
+            steps.append(estimate)
         disk, faults = self.machine.disk, []
         if disk is not None and (needed := sum(step.disk for step in steps)) > disk:
-            faults.append(f"the run leaves {in_bytes(needed)} on a disk of {in_bytes(disk)}")
+            largest = max(steps, key=lambda step: step.disk)
+            where = f"{in_bytes(largest.disk)} of it by {largest.name}"
+            faults.append(f"the run leaves {in_bytes(needed)} on a disk of {in_bytes(disk)}, {where}")
+            faults[0] += LESS_DISK if largest.kind == "passes" else ""
         faults += [f"{step.name}: {fault}" for step in steps for fault in step.faults]
         return RunEstimate(tuple(steps), wiring.skipped, self._assumed(workload, steps), tuple(faults))
 
@@ -156,16 +173,20 @@ class Estimator:
             disk=work.disk,
             network=work.network,
             linked=round(work.linked),
+            across=round(work.across),
             devices=work.devices,
-            notes=work.notes,
+            machines=work.machines,
+            notes=work.notes + ((UNKNOWN_NETWORK,) if work.across and not self.machine.device.network_gb_s else ()),
             faults=tuple(self._faults(work, program)),
         )
+
+    def _fits(self, stage: Stage, work: Work) -> bool:
+        return not self.step(stage, work).faults
 
     def raw_seconds(self, work: Work) -> float:
         """Of a step, at efficiency 1 and without its start."""
         roofline = max(work.flops / self.machine.flops(work.dtype), work.moved / self.machine.bandwidth)
-        link = (self.machine.device.link_gb_s or 0) * 1e9
-        return work.seconds + roofline + (work.linked / link if link else 0.0)
+        return work.seconds + roofline + self.machine.seconds_of_sending(work.linked, work.across)
 
     def _seconds(self, work: Work, past: Sequence[Measured], alike: Sequence[Measured]) -> tuple[float, str]:
         """The seconds of a step, and where they are from. alike: the same step with other methods."""
@@ -177,7 +198,8 @@ class Estimator:
             slowness = statistics.median(max(0.0, each.seconds - START_SECONDS) / each.raw for each in past)
             return START_SECONDS + raw * slowness, "measured efficiency"
         if work.kind in EFFICIENCY:
-            timed, efficiency = work.seconds, EFFICIENCY[work.kind][not self.machine.is_gpu]
+            timed = work.seconds + self.machine.seconds_of_sending(work.linked, work.across)
+            efficiency = EFFICIENCY[work.kind][not self.machine.is_gpu]
             if rates := [each.raw / max(each.seconds - START_SECONDS, 0.1) for each in alike if each.raw]:
                 return START_SECONDS + raw / statistics.median(rates), "efficiency of other methods"
             return START_SECONDS + timed + (raw - timed) / efficiency, "default efficiency"
@@ -195,8 +217,10 @@ class Estimator:
             largest = max(work.memory, key=lambda name: work.memory[name])
             what = f"needs {in_bytes(needed)} of {in_bytes(self.machine.memory)}"
             yield f"{what}, {in_bytes(work.memory[largest])} of it {largest}"
-        if work.devices > self.machine.count:
-            yield f"needs {work.devices} GPUs, and {self.machine.name} has {self.machine.count}"
+        if work.devices > self.machine.count * work.machines:
+            each = " of each machine" if work.machines > 1 else ""
+            yield f"needs {work.devices // work.machines} GPUs{each}, and {self.machine.name} has {self.machine.count}"
+        yield from work.faults
 
     def _like(self, stage: Stage, *, any_method: bool = False) -> list[Measured]:
         """What this home knows of such a step on such a machine, the newest few; any_method: of other methods too."""

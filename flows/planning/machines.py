@@ -64,6 +64,7 @@ class MachineEntry(_Entry):
     memory_gb: float = Positive
     bandwidth_gb_s: float = Positive
     link_gb_s: float | None = Field(default=None, gt=0)
+    network_gb_s: float | None = Field(default=None, gt=0)
     host: Host | None = None
     seen_as: str = ""
     price: float | None = Field(default=None, ge=0)
@@ -72,7 +73,10 @@ class MachineEntry(_Entry):
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A machine with a number of GPUs. `device` is what a step runs on: one GPU, or the whole of a CPU machine."""
+    """A machine with a number of GPUs. `device` is what a step runs on: one GPU, or the whole of a CPU machine.
+
+    A step with `nodes: N` runs on N such machines.
+    """
 
     name: str
     device: MachineEntry
@@ -106,6 +110,11 @@ class PlannedMachine:
     def bandwidth(self) -> float:
         """Bytes a second of the device's memory, at most."""
         return self.device.bandwidth_gb_s * 1e9
+
+    def seconds_of_sending(self, between_gpus: float, between_machines: float) -> float:
+        """Of so many bytes that each GPU sends to another of its machine, while the machine sends to another one."""
+        links = (between_gpus, self.device.link_gb_s, 1), (between_machines, self.device.network_gb_s, self.count)
+        return max(2 * sent / (rate * 1e9 * number) if rate else 0.0 for sent, rate, number in links)
 
     def is_like(self, measured: Mapping[str, object]) -> bool:
         """Whether something was measured on such a machine; measured: the fields of contract.Machine."""

@@ -104,13 +104,17 @@ class Work:
     flops: float = 0.0
     dtype: Dtype = "float32"
     moved: float = 0.0  # bytes of the device's memory
-    linked: float = 0.0  # bytes between devices
+    linked: float = 0.0  # bytes that each device sends to others of its machine
+    across: float = 0.0  # bytes that each machine sends to others
+    tokens: float = 0.0  # that go through the target
     memory: dict[str, int] = field(default_factory=dict)  # of one device, by part, at the peak
     mapped: int = 0  # bytes of files that a process on a CPU has in memory, and gives back where others need it
     disk: int = 0
     network: int = 0
-    devices: int = 1
+    devices: int = 1  # of all machines
+    machines: int = 1
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 class Workload:
@@ -170,10 +174,26 @@ class Workload:
         is_whole = work.kind != "training" or self.live.get(self._input(stage, "features"), False)
         if number == 1 or not is_whole or "target" not in work.memory:
             return work
-        memory = {**work.memory, "target": work.memory["target"] // number}
-        share = number if at_once else 1
-        flops, moved = work.flops / share, work.moved / share
-        return replace(work, memory=memory, flops=flops, moved=moved, devices=max(number, work.devices))
+        size = self.targets[self._input(stage, "target")]
+        itemsize = work.memory["target"] // size.num_params
+        state = work.tokens * size.shape.hidden_size * itemsize
+        if at_once:  # the layers and a head of its own are cut, the embedding is not; two sums over all in each layer
+            cut = size.num_in_layers + (0 if size.shape.tie_word_embeddings else size.num_in_head)
+            share, linked = size.num_params - cut + cut // number, 2 * size.shape.num_layers * 2 * state / number
+        else:  # whole layers, so one more here and there
+            share, linked = size.num_params // number + size.num_in_layers // size.shape.num_layers, state
+        memory = {**work.memory, "target": share * itemsize}
+        if "cache" in memory:
+            memory["cache"] //= number
+        parts = number if at_once else 1
+        return replace(
+            work,
+            memory=memory,
+            flops=work.flops / parts,
+            moved=work.moved / parts,
+            linked=work.linked + linked * (number - 1),
+            devices=max(number, work.devices),
+        )
 
     def _input(self, stage: Stage, slot: str) -> str:
         return next(iter(stage.inputs.get(slot, ())), "")
@@ -201,13 +221,22 @@ class Workload:
         setting = stage.settings["dtype"]
         dtype: Dtype = ("bfloat16" if self.on_gpu else "float32") if setting == "auto" else setting
         self.dtypes[stage.name] = dtype
+        tp_size, by_layers = stage.settings.get("tp_size", 1), stage.settings.get("device_map") == "auto"
+        faults = []
         if self.on_gpu:
-            tp_size, by_layers = stage.settings.get("tp_size", 1), stage.settings.get("device_map") == "auto"
             self.shared[stage.name] = (self.count, False) if by_layers else (tp_size, True)
+        elif by_layers:
+            faults.append("device_map: auto spreads layers over GPUs, and this machine has none: leave it out")
+        if not divides(tp_size, size):
+            heads = f"{size.shape.num_attention_heads} and {size.shape.num_key_value_heads}"
+            faults.append(
+                f"tp_size: {tp_size} does not divide its {heads} heads: set tp_size: {most_parts(tp_size, size)}"
+            )
         stored = 2 * size.num_params
         far = 0 if local_folder(model) is not None else stored
         notes = ("it is quantised: its weights are counted in bfloat16",) if size.is_quantised else ()
-        return Work("reading", seconds=stored / HASHED_PER_SECOND, disk=far, network=far, notes=notes)
+        seconds = stored / HASHED_PER_SECOND
+        return Work("reading", seconds=seconds, disk=far, network=far, notes=notes, faults=tuple(faults))
 
     def _collect_prompts(self, stage: Stage) -> Work:
         self.sources[stage.name] = source_of(stage.settings)
@@ -335,23 +364,34 @@ class Workload:
         notes = [f"{ahead.num_parameters / 1e6:,.0f} M parameters"]
         if self.live.get(features) and sum(memory.values()) > self.memory:
             notes.append("with data.record_features it would hold of its target the embedding, norm and head alone")
+        through = 0.0
         if self.live.get(features):
             tokens = steps * ahead.tokens_of_step
+            through = tokens
             flops += size.flops(tokens, rows.length / 2, 0)
             moved += tokens / settings["batch_tokens"] * size.num_read(settings["batch_tokens"]) * ITEMSIZE[dtype]
         if not self.on_gpu:  # processes share the machine
             memory = {name: part * processes for name, part in memory.items()}
-        devices = ranks if self.on_gpu else 1
+        nodes = settings["nodes"]
+        devices = ranks if self.on_gpu else nodes
+        # Around a ring: sums of gradients (in shares: sums and weights), and what Muon's owners have stepped.
+        is_shared = settings["sharding"] == "full"
+        sent = steps * (ranks - 1) / ranks * (2 * ahead.weight_bytes + (0 if is_shared else ahead.muon_bytes))
+        if is_shared and ranks > 1 and ahead.muon_bytes:
+            notes.append("what Muon sends to step shares is not counted")
         return Work(
             "training",
             flops=flops / devices,
             dtype=precision,
             moved=moved / devices,
-            linked=2 * (devices - 1) / devices * ahead.weight_bytes * steps,
+            linked=sent if self.on_gpu and processes > 1 else 0.0,
+            across=sent if nodes > 1 else 0.0,
+            tokens=through,
             memory=memory,
             mapped=0 if self.on_gpu else self.stored.get(features, 0),
             disk=5 * ahead.weight_bytes,  # the checkpoint with its moments, the best weights and the drafter
             devices=devices,
+            machines=nodes,
             notes=tuple(notes),
         )
 
@@ -420,6 +460,7 @@ class Workload:
         return Work(
             "passes",
             flops=size.flops(rows.tokens, rows.length / 2, 0),
+            tokens=rows.tokens,
             dtype=dtype,
             moved=rows.tokens / at_once * size.num_read(at_once) * itemsize,
             memory={
@@ -443,6 +484,7 @@ class Workload:
         return Work(
             "decoding",
             flops=prefill + size.flops(tokens, context, tokens),
+            tokens=answered * rows.prompt_tokens + tokens,
             dtype=dtype,
             moved=moved,
             memory={
@@ -480,6 +522,16 @@ HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
     "targets.load_target": Workload._load_target,
 }
 """Address of a step -> how its work is worked out; of others the time alone is told, as it was or is assumed."""
+
+
+def divides(number: int, size: TargetSize) -> bool:
+    """Whether so many processes can share a target's heads (`tp_size`)."""
+    return size.shape.num_attention_heads % number == 0 == size.shape.num_key_value_heads % number
+
+
+def most_parts(number: int, size: TargetSize) -> int:
+    """The largest tp_size of at most `number`."""
+    return next(parts for parts in range(number, 0, -1) if divides(parts, size))
 
 
 def source_of(settings: JsonObject) -> str:

@@ -22,7 +22,7 @@ from components.drafts.training.batches import BatchOrder, padded_length
 from components.drafts.training.hollow import HollowTarget, hollow_tensors
 from components.drafts.training.loop import Schedule, autocast, resolve_precision
 from components.drafts.training.memory import PeakMemory, peak_memory
-from components.drafts.training.optimizer import Optimizer
+from components.drafts.training.optimizer import Optimizer, muon_matrices
 from components.targets.shape import TapLayers, TargetShape
 
 CPU = torch.device("cpu")
@@ -42,6 +42,7 @@ class TrainingAhead:
 
     num_parameters: int
     weight_bytes: int
+    muon_bytes: int  # of those, the matrices that Muon steps
     peak: PeakMemory  # of one process; `held` is 0
     flops_of_step: float
     flops_of_update: float  # the optimiser's own, part of the above
@@ -92,10 +93,12 @@ def training_ahead(
         peak = peak_memory(draft, order, schedule, CPU)
         of_row, backwards, update = _flops(draft, padded, min(rows.answer_tokens, length - 1), schedule)
         size = sum(weight.numel() for weight in draft.parameters())
+        by_muon = sum(weight.numel() for weight in muon_matrices(draft, schedule.optimizer).values())
     share = order.shares(list(of_batch), schedule.num_ranks)[0]
     return TrainingAhead(
         num_parameters=size,
         weight_bytes=4 * size,
+        muon_bytes=4 * by_muon,
         peak=replace(peak, held=0),
         flops_of_step=num_rows * (of_row + backwards) + update,
         flops_of_update=update,

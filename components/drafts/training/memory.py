@@ -30,6 +30,7 @@ from components.drafts.training.batches import BatchOrder, padded_length
 from components.drafts.training.loop import Schedule, autocast, resolve_precision
 from components.drafts.training.losses import LIMITS, Limits, limited
 from components.drafts.training.optimizer import muon_matrices
+from components.drafts.training.ranks import shared_out
 
 SHORT, LONG = 64, 160
 """Columns of the short batches."""
@@ -160,7 +161,7 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     """The estimate for batches of these sizes."""
     trained = {name: weight for name, weight in draft.named_parameters() if weight.requires_grad}
     weights = sum(weight.nbytes for weight in trained.values())
-    by_muon = sum(weight.nbytes for weight in muon_matrices(draft, schedule.optimizer).values())
+    matrices = [weight.nbytes for weight in muon_matrices(draft, schedule.optimizer).values()]
     width = draft.target.shape.hidden_size * (len(draft.target.tap_layers) + 1)
     precision = resolve_precision(schedule.precision, device)
     num_tokens = draft.target.shape.vocab_size if draft.student_ids is None else draft.student_ids.numel()
@@ -187,9 +188,14 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     activations = peak(schedule.recompute)
     if schedule.recompute:  # and those of one block, while its gradients are computed
         activations += max(0.0, peak(recompute=False) - activations) / draft.num_steps
-    optimiser = 2 * weights - by_muon
     if schedule.sharding == "full" and schedule.num_ranks > 1:  # shares, also of the weights and of summed gradients
-        optimiser = (optimiser + 2 * weights) // schedule.num_ranks
+        optimiser = (4 * weights - sum(matrices)) // schedule.num_ranks
+    else:  # AdamW's moments, and the momentum of the process that steps the most matrices
+        owners = shared_out(matrices, schedule.num_ranks)
+        loads = [
+            sum(size for size, owner in zip(matrices, owners, strict=True) if owner == rank) for rank in set(owners)
+        ]
+        optimiser = 2 * (weights - sum(matrices)) + max(loads, default=0)
     return PeakMemory(
         held=torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss,
         # The largest is there twice while a second use of it adds to its gradient.

@@ -55,12 +55,45 @@ def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: C
     assert steps["answers"]["memory"]["target"] == 2 * 8_030_261_248
     weights = steps["draft"]["memory"]["weights"]
     assert steps["draft"]["devices"] == 8
-    assert steps["draft"]["linked"] == round(2 * 7 / 8 * weights * 100), "gradients of a hundred steps, in a ring"
+    moments = steps["draft"]["memory"]["optimiser"]
+    ring = 7 / 8 * 100  # of a hundred steps
+    assert 2 * ring * weights < steps["draft"]["linked"] < 3 * ring * weights, "gradients, and what Muon steps"
+    assert moments < 2 * weights, "AdamW's two in every process, Muon's momentum in one of them"
     assert said["cost"] == pytest.approx(24 * sum(step["seconds"] for step in steps.values()) / 3600)
     assert not home.exists(), "a plan writes nothing"
     twice, _, of_one = planned(draftsmith, made, tmp_path, "--on", "h100x1")
     assert twice == 1
-    assert any("needs 8 GPUs" in fault for fault in of_one["draft"]["faults"])
+    assert of_one["draft"]["faults"] == ["needs 8 GPUs, and h100x1 has 1: set processes: 1 and nodes: 8"]
+
+
+def test_several_machines_are_paid_for_and_their_network_is_the_slowest_link(
+    draftsmith: Cli, home: Path, tmp_path: Path
+) -> None:
+    def draft(on: str, **of_training: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"), batch_tokens=16384, **of_training)
+        code, said, steps = planned(draftsmith, made, tmp_path, "--on", on, "--price", "24")
+        assert code == 0, said["faults"]
+        return said, steps["draft"]
+
+    (tmp_path / "machines.yaml").write_text("machines: {h200: {network_gb_s: 1}}")
+    _, one = draft("h200x8", processes=8)
+    said, two = draft("h200x4", processes=4, nodes=2)
+    assert (one["machines"], two["machines"], two["devices"]) == (1, 2, 8)
+    assert two["memory"] == one["memory"], "a process holds the same wherever the others are"
+    assert (one["across"], two["across"]) == (0, two["linked"]), "a ring goes through every machine once"
+    assert two["seconds"] - one["seconds"] == pytest.approx(2 * two["across"] / 4e9 - 2 * one["linked"] / 900e9)
+    assert said["cost"] == pytest.approx(2 * 24 * said["seconds"] / 3600), "both are held as long as the run takes"
+    (tmp_path / "machines.yaml").write_text("machines: {l40s: {memory_gb: 80}}")
+    _, unknown = draft("l40sx4", processes=4, nodes=2)
+    assert any("no network_gb_s is known" in note for note in unknown["notes"])
+    _, full = draft("h100x8", processes=8, sharding="full")
+    _, none = draft("h100x8", processes=8, sharding="none", optimizer="adamw")
+    _, shares = draft("h100x8", processes=8, sharding="full", optimizer="adamw")
+    weights = none["memory"]["weights"]
+    assert none["memory"]["optimiser"] == 2 * weights
+    assert shares["memory"]["optimiser"] == 4 * weights // 8, "moments, sums of gradients and weights between steps"
+    assert shares["linked"] == none["linked"] == round(2 * 7 / 8 * 100 * weights)
+    assert any("Muon" in note for note in full["notes"])
 
 
 def test_a_target_that_is_spread_takes_a_share_of_every_gpu(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
@@ -71,12 +104,16 @@ def test_a_target_that_is_spread_takes_a_share_of_every_gpu(draftsmith: Cli, hom
         _, said, steps = planned(draftsmith, made, tmp_path, "--on", "h100x8")
         for what in ("answers", "features", "acceptance"):
             whole = (4 if what == "acceptance" else 2) * 70_553_706_496  # it measures in float32
-            assert steps[what]["memory"]["target"] == (whole if name == "one" else whole // 8)
+            held = steps[what]["memory"]["target"]
+            # by layers one more here and there; within layers the embedding stays whole
+            assert held == whole if name == "one" else whole / 8 < held < 1.15 * whole / 8
             assert steps[what]["devices"] == (1 if name == "one" else 8)
             assert bool(steps[what]["faults"]) == (name == "one"), said["faults"]
+            assert name != "one" or steps[what]["faults"][0].endswith(": set device_map: auto at 'target'")
         assert steps["draft"]["devices"] == 1, "three tensors of it are not spread"
         seconds[name] = steps["features"]["seconds"]
-    assert seconds["turns"] == seconds["one"] > 4 * seconds["once"]
+    assert seconds["turns"] == pytest.approx(seconds["one"], rel=0.01)
+    assert seconds["one"] > 3 * seconds["once"], "two sums in each layer go between the GPUs"
 
 
 def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
@@ -89,7 +126,7 @@ def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: 
     )
     assert code == 1
     assert "16.1 GB of it target" in steps["answers"]["faults"][0]
-    assert any("on a disk of 20.0 GB" in fault for fault in said["faults"])
+    assert any("on a disk of 20.0 GB" in fault and fault.endswith("stores none") for fault in said["faults"])
 
 
 def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
