@@ -88,7 +88,7 @@ def test_it_is_well_answers_and_goes_on(opened: Opened, draftsmith: Callable[...
         assert made & reasons.keys()
         assert not [reasons[name][:300] for name in made & reasons.keys() if not EXPLAINED.search(reasons[name])]
 
-    key, _ = find_release(home, opened.name, "champion", judge)
+    key, *_ = find_release(home, opened.name, "champion", judge)
     draftsmith("show", key[:12])
     draftsmith("show", opened.name)
     draftsmith("resync")

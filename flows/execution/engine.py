@@ -131,8 +131,10 @@ class Engine:
         """
         target, lengths = artifacts.get(str(step.inputs.get("target"))), read_prompt_lengths(answers.path)
         positions = target.info.get("shape", {}).get("max_position_embeddings") if target else None
+        if positions is None:
+            return
         faults = dict[str, None]()
-        for later in self.plan.steps if positions is not None else []:
+        for later in self.plan.steps:
             if any(later.inputs.get(name) != step.inputs.get(name) for name in ("target", "prompts")):
                 continue
             counted, fault = prompts_fault(later.uses, later.settings, positions, lengths)

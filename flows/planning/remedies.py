@@ -77,7 +77,7 @@ def _of_training(settings: dict[str, Any], num_gpus: int) -> list[dict[str, Any]
     ranks = settings["processes"] * settings["nodes"]
     if num_gpus and settings["processes"] > num_gpus:
         return [{"processes": num_gpus, "nodes": math.ceil(ranks / num_gpus)}]
-    parts = {"micro_batch_tokens": padded_length(settings["max_tokens"])}
-    less = [{"recompute": True}, *([{"sharding": "full"}] if ranks > 1 else []), parts]
+    parts: dict[str, Any] = {"micro_batch_tokens": padded_length(settings["max_tokens"])}
+    less: list[dict[str, Any]] = [{"recompute": True}, *([{"sharding": "full"}] if ranks > 1 else []), parts]
     several = itertools.chain.from_iterable(itertools.combinations(less, number) for number in (1, 2, 3))
     return [{name: value for each in some for name, value in each.items()} for some in several]

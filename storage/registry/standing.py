@@ -49,7 +49,7 @@ def standing_of(champions: Iterable[PromotionRow], alias: int, refusal: Refusal)
     rows = list(champions)
     if not rows:  # a model that this home has published nothing of
         return Standing(alias)
-    own = max((n for n, row in enumerate(rows) if row.action != "external"), default=-1)
+    last_of_ours = max((n for n, row in enumerate(rows) if row.action != "external"), default=-1)
     number: int | None = None
     before: int | None = None
     at: int | None = None  # the alias, obeyed or not
@@ -69,7 +69,7 @@ def standing_of(champions: Iterable[PromotionRow], alias: int, refusal: Refusal)
             number, before, why = to, None, ""
             crowned.add(to)
             withdrawn.pop(to, None)
-        elif place > own and to is not None and to != number:
+        elif place > last_of_ours and to is not None and to != number:
             why = refused(to, number)
             number, before = (number, before) if why else (to, number)
         at = to

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from components.targets.forward import kernel_times, linear
+from components.targets.forward import linear
 from components.targets.forward.linear import (
     PLAIN,
     Kernel,
@@ -176,61 +175,6 @@ def test_layers_are_laid_out_as_another_process_said(kernel: str) -> None:
         for rows in (1, 2, 5):
             x = torch.randn(rows, weight.shape[1])
             torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def timings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """The numbers of rows that kernels were timed with, in a home of its own."""
-    monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path))
-    timed: list[int] = []
-    really = linear._quick_seconds
-
-    def quick_seconds(trials: Any, rows: int, *others: Any) -> Any:
-        timed.append(rows)
-        return really(trials, rows, *others)
-
-    monkeypatch.setattr(linear, "_quick_seconds", quick_seconds)
-    return timed
-
-
-def test_kernels_are_timed_once_for_a_machine_dtype_threads_and_shape(
-    timings: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def opened(kernel: str = "auto", dtype: torch.dtype = torch.float32, rows: int = 160) -> tuple[str, bool]:
-        """The kernels, and whether they were timed for it."""
-        timings.clear()
-        said = lay_out([Linear(torch.ones(rows, 128, dtype=dtype)), Linear(torch.ones(4, 4, dtype=dtype))], kernel)
-        return said, bool(timings)
-
-    first, timed = opened()
-    assert timed and opened() == (first, False)
-    assert opened(dtype=torch.bfloat16)[1] and opened(rows=192)[1] and not opened(rows=192)[1]
-    assert opened("thorough")[1], "a measurement never takes what is remembered"
-    assert not opened()[1], "and its own times are remembered"
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        assert opened()[1]
-    finally:
-        torch.set_num_threads(before)
-    file = tmp_path / "kernels.json"
-    whole = file.read_text()
-    for damaged in (whole[:-9], whole.replace("plain", "plane")):
-        file.write_text(damaged)
-        assert opened()[1] and not opened()[1]
-    monkeypatch.setattr(kernel_times, "_machine_id", lambda: "another processor, or another torch")
-    assert opened()[1]
-
-
-def test_without_a_home_to_write_to_every_opening_times(
-    timings: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path / "file" / "home"))
-    for _ in range(2):
-        timings.clear()
-        lay_out([Linear(torch.ones(160, 128))], "auto")
-        assert timings
 
 
 def test_layers_are_laid_out_as_they_are_read_once_there_is_a_sample(
