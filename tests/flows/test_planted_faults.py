@@ -23,10 +23,11 @@ SERVED = {"base_url": "http://127.0.0.1:8000", "engine": "vllm"}
 def sound(to: str = "release") -> Pipeline:
     """A pipeline without a fault, over an 8B."""
     return (
-        usual("night", MODEL, to=to)
+        usual("night", MODEL)
         .with_setting("target", dtype="bfloat16")
         .with_setting("prompts", source="prompts.jsonl", num_train=20_000)
         .with_setting("answers", max_new_tokens=512)
+        .up_to(to)
     )
 
 
