@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import yaml
 from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import Cli
 
@@ -127,6 +128,17 @@ def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: 
     assert code == 1
     assert "16.1 GB of it target" in steps["answers"]["faults"][0]
     assert any("on a disk of 20.0 GB" in fault and fault.endswith("stores none") for fault in said["faults"])
+
+
+def test_settings_that_are_told_do_fit(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"), max_tokens=768, batch_tokens=262_144)
+    made = made.with_setting("answers", batch_size=1024)
+    _, _, steps = planned(draftsmith, made, tmp_path, "--on", "h100")
+    for name in ("draft", "answers"):
+        words = steps[name]["faults"][0].rpartition(": set ")[2]
+        made = made.with_setting(name, **yaml.safe_load("{" + words.replace(" and ", ", ") + "}"))
+    code, said, _ = planned(draftsmith, made, tmp_path, "--on", "h100")
+    assert code == 0, (said["faults"], made.text)
 
 
 def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
