@@ -103,11 +103,6 @@ PLANNED: dict[str, tuple[Callable[[], Pipeline], str, str]] = {
         "epyc9654",
         "device_map: auto spreads layers over GPUs, and this machine has none",
     ),
-    "a batch beyond memory": (
-        lambda: sound("draft").with_setting("draft", batch_tokens=262_144),
-        "h100",
-        "of it activations: set ",
-    ),
 }
 SMALL = (
     "machines: {small: {about: s, kind: gpu, tflops: {float32: 1, bfloat16: 2}, memory_gb: 12, bandwidth_gb_s: 100,"
