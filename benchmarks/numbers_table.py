@@ -536,7 +536,7 @@ def compared_methods(name: str, target: str) -> tuple[str, str]:
                 speed(method["shown"], "speedup_meas", "meas"),
                 "-" if price is None else f"{price['measured']:.1%}",
                 "-" if price is None else f"{price['break_even'][0]:.1%}",
-                method["chosen"]["verdict"].replace("_", " ") if method["chosen"]["depth_k"] else "do not speculate",
+                method["chosen"]["verdict"].replace("_", " "),
             )
         )
     header = ("method", "draft tokens", "AL", "cost of a round", "speedup, predicted", "measured")
