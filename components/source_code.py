@@ -31,7 +31,10 @@ _PARSING = threading.Lock()
 
 
 class CodeState(NamedTuple):
-    """commit: hex, None outside a clone or without git. changed: whether files under CODE differ from it or are new."""
+    """commit: hex, None where neither git nor an image's builder says it.
+
+    changed: whether files under CODE differ from it or are new; None where git cannot say.
+    """
 
     commit: str | None
     changed: bool | None
@@ -39,10 +42,13 @@ class CodeState(NamedTuple):
 
 @functools.cache
 def code_state() -> CodeState:
-    """The state of the clone around this file at the first call; git runs once."""
+    """The state of the clone around this file at the first call; git runs once.
+
+    An image has no clone: whoever builds it gives the commit as DRAFTSMITH_COMMIT (deploy/Dockerfile).
+    """
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
-        return CodeState(None, None)
+        return CodeState(os.environ.get("DRAFTSMITH_COMMIT") or None, None)
     command = [git, "-C", str(ROOT), "status", "--porcelain=v2", "--branch", "--", *CODE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

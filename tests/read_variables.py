@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Of programs that are not in our environment: the images of PostgreSQL and MinIO, libraries of an extra, the C library.
 OF_OTHERS = {
-    *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD", "MC_HOST_team"),
+    *("POSTGRES_USER", "POSTGRES_PASSWORD", "PGPASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD", "MC_HOST_team"),
     *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "TMPDIR", "DO_NOT_TRACK"),
 }
 

@@ -18,8 +18,11 @@ from read_variables import read_by_nobody
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+GPUS = yaml.safe_load((FOLDER / "compose.gpu.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-SECRETS = re.findall(r"^(\w+)=", (FOLDER / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+EXAMPLE = (FOLDER / ".env.example").read_text(encoding="utf-8")
+SECRETS = re.findall(r"^(\w+)=", EXAMPLE, re.MULTILINE)
+CHOICES = re.findall(r"^#(\w+)=", EXAMPLE, re.MULTILINE)
 
 
 def one_shot(service: dict[str, Any]) -> bool:
@@ -36,12 +39,13 @@ def test_every_service_is_pinned_watched_and_local(name: str) -> None:
     image, _, tag = service["image"].partition(":")
     assert image and re.search(r"\d", tag) and tag != "latest", service["image"]
     assert one_shot(service) or service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+    assert one_shot(service) or ("mem_limit" in service and service["logging"]["options"]["max-size"])
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), service["ports"]
     for other, how in service.get("depends_on", {}).items():
         wanted = "service_completed_successfully" if one_shot(SERVICES[other]) else "service_healthy"
         assert how["condition"] == wanted, f"{name} after {other}"
     for volume in service.get("volumes", []):
-        source = volume.split(":")[0]
+        source = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", volume).split(":")[0]
         assert source in COMPOSE["volumes"] or (FOLDER / source).is_file(), volume
 
 
@@ -65,10 +69,11 @@ def test_our_images_are_built_from_pinned_versions() -> None:
 def test_secrets_come_from_the_environment_file_and_are_required() -> None:
     text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
     used = re.findall(r"\$\{(\w+)([^}]*)\}", text)
-    assert {name for name, _ in used} == set(SECRETS)
-    assert all(rest.startswith(":?") for _, rest in used), "an empty password must stop compose"
-    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
-    assert all(re.search(rf"^{name}=$", example, re.MULTILINE) for name in SECRETS), "the example holds no value"
+    assert {name for name, _ in used} == {*SECRETS, *CHOICES} and not set(SECRETS) & set(CHOICES)
+    assert all(rest.startswith(":?" if name in SECRETS else ":-") for name, rest in used), (
+        "an empty password must stop compose, and nothing else may"
+    )
+    assert all(re.search(rf"^{name}=$", EXAMPLE, re.MULTILINE) for name in SECRETS), "the example holds no value"
     for name, value in variables().items():
         if re.search(r"PASSWORD|SECRET|AUTH_STRING|CONNECTION_URL|STORE_URI", name):
             assert "${" in value, f"{name} is written out"
@@ -78,6 +83,21 @@ def test_secrets_come_from_the_environment_file_and_are_required() -> None:
 
 def test_every_variable_is_read_by_somebody() -> None:
     assert read_by_nobody(variables()) == []
+
+
+def test_the_watcher_is_well_while_its_command_runs_and_not_without_it() -> None:
+    (shell,) = SERVICES["watch"]["healthcheck"]["test"][1:]
+    pattern = re.search(r"'(.+)'", shell)
+    assert pattern is not None
+    assert re.search(pattern[1], "\0".join(SERVICES["watch"]["command"])), "the command line of the container"
+    assert not re.search(pattern[1], shell), "the check itself"
+
+
+def test_gpus_are_reserved_for_the_worker_alone() -> None:
+    (worker,) = GPUS["services"].values()
+    assert worker["build"]["target"] == "gpu" and worker["image"] != SERVICES["worker"]["image"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
 def test_our_modules_and_commands_are_there() -> None:

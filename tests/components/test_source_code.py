@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from components import source_code
 from components.source_code import REMOTE_CODE, ROOT, allow_code, code_state, may_run_code, syntax_tree
 
 SOURCE = Path(__file__).read_text()
@@ -41,6 +42,15 @@ def test_a_collection_in_the_middle_does_not_end_it(parses_while_garbage_is_coll
     assert names[-1] == "test_names_are_told_apart_whole"
     kept = [[number] for number in range(2000)]  # the trap was set: without our parse it springs
     assert parses_while_garbage_is_collected and len(kept) == 2000
+
+
+def test_an_image_has_the_commit_that_its_builder_gave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(source_code, "ROOT", tmp_path)
+    for given, commit in (("0a1b2c", "0a1b2c"), ("", None)):
+        monkeypatch.setenv("DRAFTSMITH_COMMIT", given)
+        code_state.cache_clear()
+        assert code_state() == (commit, None)
+    code_state.cache_clear()
 
 
 def test_a_source_that_is_none_is_refused_and_garbage_is_collected_again() -> None:
