@@ -40,16 +40,7 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.write_answers": {"max_new_tokens": 24},
     "data.write_answers_by_server": {"max_new_tokens": 24},
-    "drafts.train_draft": {
-        "num_steps": 2,
-        "eval_every": 2,
-        "eval_rows": 4,
-        "processes": 2,
-        "nodes": 1,
-        "batch_tokens": 1024,
-        "micro_batch_tokens": 512,
-        "max_tokens": 512,
-    },
+    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "processes": 2, "nodes": 1},
     "speedup.choose_depth": {"num_draws": 200},
     "speedup.choose_stop": {"num_draws": 200},
     "speedup.confirm_stop": {"num_draws": 200},
@@ -70,7 +61,7 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     },
 }
 """Address of a step -> settings that say how much it does -> the most that a rehearsal does."""
-_MIXED: Mapping[str, int] = {"tokens": 8_000, "rows": 40}
+_MIXED: Mapping[str, int] = {"tokens": 16_000, "rows": 80}
 """The most that a rehearsal mixes, by the unit of the shares."""
 INSTEAD: Mapping[str, JsonObject] = {
     "bench.compare_end_to_end": {"precision": 0.5},
