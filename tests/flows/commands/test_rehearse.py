@@ -57,7 +57,9 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_n
     assert states["served"] == "passed: "
     assert states["upload"] == "left out: not rehearsed: it would upload"
     assert "stand-in" in states["target"]
-    assert [path.name for path in home.rglob("*") if path.is_file() and "logs" not in path.parts] == []
+    remembered = {home / "kernels.json"}  # how quick this machine's kernels are, whoever opens a target
+    files = {path for path in home.rglob("*") if path.is_file() and "logs" not in path.parts}
+    assert files <= remembered
 
 
 def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
