@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from pipeline_builder import Pipeline, step
-from test_recipes import RECIPES
 from toy_garden import Cli
 from usual_pipeline import usual
 
-MODEL = RECIPES / "configs" / "meta-llama--Llama-3.1-8B-Instruct"
+MODEL = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "meta-llama--Llama-3.1-8B-Instruct"
 SERVED = {"base_url": "http://127.0.0.1:8000", "engine": "vllm"}
 
 
