@@ -439,8 +439,10 @@ def _publish(
     for alias in ("candidate", "challenger") if facts.worth_using else ("candidate",):
         if alias not in done:
             _move(home, client, facts.name, alias, version, "publish", "published")
-    champion = _standing(home, client, facts.name, judge).number
-    decision = _decide(home, client, facts.name, version, champion, judge, facts.tags) if facts.worth_using else None
+    decision = None
+    if facts.worth_using:
+        champion = _standing(home, client, facts.name, judge).number
+        decision = _decide(home, client, facts.name, version, champion, judge, facts.tags)
     is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
         model_versions.describe(client, facts.name, version, None)
