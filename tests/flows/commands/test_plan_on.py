@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_told_with_its_largest_part(draftsmith: Cli, home: 
 
 
 def test_settings_that_are_told_do_fit(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
-    made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"), max_tokens=768, batch_tokens=262_144)
+    made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"), max_tokens=768, batch_tokens=524_288)
     made = made.with_setting("answers", batch_size=1024)
     _, _, steps = planned(draftsmith, made, tmp_path, "--on", "h100")
     for name in ("draft", "answers"):
