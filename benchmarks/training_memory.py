@@ -4,7 +4,7 @@ Every case runs in a process of its own, one after the other, under bfloat16 aut
 `recompute`, ours at an earlier commit, and speculators'. All tokens are an answer's. Peak is the process's resident set
 from the first step on, and is no timing; seconds are printed for orientation alone.
 
-    python -m benchmarks.training_memory [--shape 8b] [--tokens 2048 4096 8192] [--sides ours recompute before theirs]
+    python -m benchmarks.training_memory [--shape 8b] [--cases ours:2048 theirs:2048 recompute:4096 before:1024]
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ SHAPES: dict[str, dict[str, int]] = {
 BEFORE = "9784b18"  # the last commit whose masks and logits were whole
 SPARE = 1 << 31  # bytes that stay free for others
 WORKER = "training_memory_worker"
+SIDES = ("ours", "recompute", "before", "theirs")
+USUAL = [(side, tokens) for side in SIDES for tokens in (512, 1024, 2048)]
+
+
+def side_and_tokens(text: str) -> tuple[str, int]:
+    """A case as it is written on the command line, "ours:2048"."""
+    side, _, tokens = text.partition(":")
+    if side not in SIDES or not tokens.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no SIDE:TOKENS, with a side of {', '.join(SIDES)}")
+    return side, int(tokens)
 
 
 @contextmanager
@@ -85,27 +95,27 @@ def main() -> None:
     """Measure, print, write the record."""
     parser = argparse.ArgumentParser(description="peak memory of an EAGLE-3 training step")
     parser.add_argument("--shape", choices=list(SHAPES), default="small")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[512, 1024, 2048])
-    parser.add_argument("--sides", nargs="+", default=["ours", "recompute", "before", "theirs"])
+    parser.add_argument(
+        "--cases", nargs="+", type=side_and_tokens, default=USUAL, metavar="SIDE:TOKENS", help=f"of {SIDES}"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="on cuda ours alone can be measured")
     asked = parser.parse_args()
     if asked.device == "cuda":
-        asked.sides = [side for side in asked.sides if side in ("ours", "recompute")]
+        asked.cases = [case for case in asked.cases if case[0] in ("ours", "recompute")]
     common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
     common["device"] = asked.device
     rows = []
-    for side in asked.sides:
-        for tokens in asked.tokens:
-            answer = measure(side, {**common, "tokens": tokens})
-            row = {"side": side, "tokens": tokens, **answer}
-            if estimate := answer.get("estimated_bytes"):
-                row["estimate_over_peak"] = estimate / answer["peak_bytes"]
-            rows.append(row)
-            text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.1f} s"
-            ratio = row.get("estimate_over_peak")
-            print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
+    for side, tokens in asked.cases:
+        answer = measure(side, {**common, "tokens": tokens})
+        row = {"side": side, "tokens": tokens, **answer}
+        if estimate := answer.get("estimated_bytes"):
+            row["estimate_over_peak"] = estimate / answer["peak_bytes"]
+        rows.append(row)
+        text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.1f} s"
+        ratio = row.get("estimate_over_peak")
+        print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
     numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "results": rows}
     name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
     file = write_record(name, {**numbers, "optimizer": asked.optimizer}, device=asked.device)
