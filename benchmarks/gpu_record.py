@@ -38,6 +38,7 @@ class Part:
     minutes: float
 
 
+MEMORY_CASES = [f"{side}:{tokens}" for side in ("ours", "recompute") for tokens in (2048, 4096, 8192)]
 PARTS: tuple[Part, ...] = (
     Part(
         "tests",
@@ -66,7 +67,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "memory",
         "the peak of a training step in the shape of an 8B target, beside its estimate",
-        ("-m", "benchmarks.training_memory", "--shape", "8b", "--device", "cuda", "--tokens", "2048", "4096", "8192"),
+        ("-m", "benchmarks.training_memory", "--shape", "8b", "--device", "cuda", "--cases", *MEMORY_CASES),
         3,
     ),
     Part(
