@@ -139,7 +139,7 @@ def epoch(source: FeatureSource) -> dict[str, float]:
     order = BatchOrder(tuple(source.rows("train")), 1024, 2048, seed=0)
     batches, tokens, begun = order.epoch(0), 0, time.perf_counter()
     for rows in batches:
-        tokens += int(order.batch(source, rows, torch.device("cpu")).lengths.sum())
+        tokens += int(order.batch(source, rows).to(torch.device("cpu")).lengths.sum())
     seconds = time.perf_counter() - begun
     return {"seconds": seconds, "tokens_per_second": tokens / seconds}
 

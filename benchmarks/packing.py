@@ -81,7 +81,7 @@ class Trainer:
         tokens, start = 0, time.perf_counter()
         for _ in range(steps):
             rows = next(self.batches)
-            batch = self.order.batch(self.source, rows, torch.device("cpu"))
+            batch = self.order.batch(self.source, rows).to(torch.device("cpu"))
             self.optimizer.update(self.draft.losses(batch).loss, 1e-4, clip_norm=1.0)
             tokens += sum(map(self.order.length, rows))
             self.columns += batch.ids.numel()

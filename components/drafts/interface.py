@@ -211,8 +211,8 @@ class Batch(NamedTuple):
 
     ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool: x_t is an answer token (False on padding)
-    taps: Tensor  # [B, T, N * H]
-    last: Tensor  # [B, T, H] before the final norm
+    taps: Tensor  # [B, T, N * H], float32 once it is on its device, before that as it is stored
+    last: Tensor  # [B, T, H] before the final norm, as taps
     lengths: Tensor  # [B] int64
     step: int = 0  # the optimiser step: the seed of a method's training noise
     documents: Documents | None = None  # None: every row is one document
@@ -220,6 +220,17 @@ class Batch(NamedTuple):
     """Of a part of a larger batch: what the loss of each step is divided by, so that the parts' losses add up."""
     row_seeds: tuple[int, ...] | None = None
     """A number for each row, the same in whatever part of a batch the row is; None: its index."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device, its states in float32: they become so there, since bf16 is half to move."""
+        return self._replace(
+            ids=self.ids.to(device),
+            mask=self.mask.to(device),
+            taps=self.taps.to(device).float(),
+            last=self.last.to(device).float(),
+            lengths=self.lengths.to(device),
+            documents=self.documents and Documents(*(part.to(device) for part in self.documents)),
+        )
 
     @property
     def causal(self) -> CausalMask:

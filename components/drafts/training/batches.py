@@ -87,12 +87,12 @@ class BatchOrder:
             batches += [pool_batches[i] for i in torch.randperm(len(pool_batches), generator=generator).tolist()]
         return batches
 
-    def batch(self, features: FeatureSource, rows: list[FeatureRow], device: torch.device) -> Batch:
-        """Load the rows of a batch with their features, converted to float32."""
+    def batch(self, features: FeatureSource, rows: list[FeatureRow]) -> Batch:
+        """Load the rows of a batch with their features, where and as these are stored."""
         examples = features.load_all(rows, self.max_tokens)
         if self.packing == "pack":
-            return packed(examples, self.max_tokens, self.lane_width, device)
-        return padded(examples, self.max_tokens, device)
+            return packed(examples, self.max_tokens, self.lane_width)
+        return padded(examples, self.max_tokens)
 
     def from_step(self, step: int) -> Iterator[list[FeatureRow]]:
         """Yield the batches of steps `step`, `step` + 1, ... without end; step 0 is the first."""
@@ -184,7 +184,7 @@ def number_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Batch:
+def padded(examples: list[Example], max_tokens: int) -> Batch:
     """One example per row, padded to a multiple of LENGTH_STEP; padding has id 0 and mask False."""
     lengths = [min(len(example.ids), max_tokens) for example in examples]
     width = padded_length(max(lengths))
@@ -194,14 +194,14 @@ def padded(examples: list[Example], max_tokens: int, device: torch.device) -> Ba
         rows = first.new_zeros((len(examples), width, *first.shape[1:]))
         for row, example, length in zip(rows, examples, lengths, strict=True):
             row[:length] = getattr(example, name)[:length]
-        return rows.to(device)
+        return rows
 
     return Batch(
         ids=stacked("ids").long(),
         mask=stacked("mask").bool(),
-        taps=stacked("taps").float(),
-        last=stacked("last").float(),
-        lengths=torch.tensor(lengths, device=device),
+        taps=stacked("taps"),
+        last=stacked("last"),
+        lengths=torch.tensor(lengths),
         row_seeds=tuple(number_of(example.row_id) for example in examples),
     )
 
@@ -241,7 +241,7 @@ def in_order(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
     return places
 
 
-def packed(examples: Sequence[Example], max_tokens: int, width: int, device: torch.device) -> Batch:
+def packed(examples: Sequence[Example], max_tokens: int, width: int) -> Batch:
     """Examples in lanes of `width` columns, in their order; each is cut to its first max_tokens tokens.
 
     mask is False at every first token: no draft may cross from one conversation into the next (layers.py).
@@ -253,7 +253,7 @@ def packed(examples: Sequence[Example], max_tokens: int, width: int, device: tor
     ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
     numbers, positions = torch.full(shape, -1), torch.zeros(shape, dtype=torch.int64)
     first = examples[0]
-    taps, last = (part.new_zeros((*shape, part.shape[-1]), device=device) for part in (first.taps, first.last))
+    taps, last = (part.new_zeros((*shape, part.shape[-1])) for part in (first.taps, first.last))
     used = torch.zeros(shape[0], dtype=torch.int64)
     for number, (example, length, (lane, start)) in enumerate(zip(examples, lengths, places, strict=True)):
         columns = slice(start, start + length)
@@ -263,12 +263,12 @@ def packed(examples: Sequence[Example], max_tokens: int, width: int, device: tor
         taps[lane, columns], last[lane, columns] = example.taps[:length], example.last[:length]
         used[lane] = start + length
     return Batch(
-        ids.to(device),
-        mask.to(device),
-        taps.float(),
-        last.float(),
-        used.to(device),
-        documents=Documents(numbers.to(device), positions.to(device)),
+        ids,
+        mask,
+        taps,
+        last,
+        used,
+        documents=Documents(numbers, positions),
         row_seeds=tuple(
             number_of(example.row_id) for example, (_, start) in zip(examples, places, strict=True) if not start
         ),

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Final, Literal
 
@@ -37,12 +37,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.contract import Context, UserError
-from components.data.features.format import Example, FeatureRow, FeatureSource
-from components.drafts.interface import AbstractDraft, Batch, StepLosses
+from components.data.features.format import Example, FeatureSource
+from components.drafts.interface import AbstractDraft, StepLosses
 from components.drafts.network.layers import reachable
 from components.drafts.network.recompute import recomputing_blocks
 from components.drafts.training.batches import BatchOrder
 from components.drafts.training.interrupts import Interrupted, held_back
+from components.drafts.training.loading import Loader, MicroBatches
 from components.drafts.training.losses import divisors
 from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName
 from components.drafts.training.ranks import Ranks
@@ -131,15 +132,18 @@ def train(
     features.expect(
         order.shares(batch, ranks.size)[ranks.rank] for batch in islice(order.from_step(progress.step), left)
     )
-    batches = order.from_step(progress.step)
+    batches = (
+        order.parts(order.shares(rows, ranks.size)[ranks.rank], schedule.micro_batch_tokens)
+        for rows in islice(order.from_step(progress.step), left)
+    )
     if warm_start and not progress.step:
         _evaluate(draft, held_out, progress, ctx, ranks, shares)
     draft.train()
     asked, saved_at = threading.Event(), time.monotonic()
-    with held_back(asked.set) if ranks.size == 1 else nullcontext():
-        while progress.step < schedule.num_steps:
-            parts = order.parts(order.shares(next(batches), ranks.size)[ranks.rank], schedule.micro_batch_tokens)
-            micro_batches = MicroBatches(partial(order.batch, features, device=device), parts, progress.step)
+    loader = Loader(partial(order.batch, features), device, ahead=device.type == "cuda")
+    with held_back(asked.set) if ranks.size == 1 else nullcontext(), loader:
+        for parts, following in pairwise(chain(batches, [[]])):
+            micro_batches = MicroBatches(loader, parts, following[0] if following else None, progress.step)
             with _deterministic_kernels(device, schedule.deterministic), recomputing_blocks(schedule.recompute):
                 optimizer.clear()
                 result = backward(draft, micro_batches, partial(autocast, device, dtype), ranks, shares)
@@ -163,18 +167,6 @@ def train(
     return load_best(ctx.scratch, draft, progress) if ranks.is_first else {}, progress
 
 
-@dataclass(frozen=True)
-class MicroBatches:
-    """The parts of one batch, loaded one after the other."""
-
-    load: Callable[[list[FeatureRow]], Batch]
-    parts: Sequence[list[FeatureRow]]
-    step: int  # the optimiser step
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self.load(part)._replace(step=self.step) for part in self.parts)
-
-
 def backward(
     draft: AbstractDraft,
     batches: MicroBatches,
@@ -191,9 +183,9 @@ def backward(
     shared = None
     nothing = torch.zeros(draft.num_steps, device=draft.target.device)
     if len(batches.parts) > 1 or ranks.size > 1:
-        shared = ranks.sum(sum((divisors(batch, draft) for batch in batches), nothing.clone()))
+        shared = ranks.sum(sum((divisors(batch, draft) for batch in batches.once(again=True)), nothing.clone()))
     results = []
-    for number, part in enumerate(batches, 1):
+    for number, part in enumerate(batches.once(again=False), 1):
         batch, last = part._replace(divisors=shared), number == len(batches.parts)
         with arithmetic():
             result = draft.losses(batch) if shares is None else shares.losses(batch, last=last)

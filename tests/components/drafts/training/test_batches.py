@@ -54,13 +54,13 @@ def both_ways(
 ) -> tuple[StepLosses, StepLosses, list[Tensor], list[Tensor]]:
     """Losses and gradients of the same examples in rows of their own, and packed into lanes of 48 columns."""
     results, gradients = [], []
-    for batch in (padded(examples, 64, CPU), packed(examples, 64, 48, CPU)):
+    for batch in (padded(examples, 64), packed(examples, 64, 48)):
         draft.zero_grad()
         result = draft.losses(batch)
         result.loss.backward()
         results.append(result)
         gradients.append([p.grad.clone() for p in draft.parameters() if p.grad is not None])
-    assert packed(examples, 64, 48, CPU).ids.shape == (3, 48)
+    assert packed(examples, 64, 48).ids.shape == (3, 48)
     return results[0], results[1], gradients[0], gradients[1]
 
 
