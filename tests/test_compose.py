@@ -85,11 +85,12 @@ def test_every_variable_is_read_by_somebody() -> None:
     assert read_by_nobody(variables()) == []
 
 
-def test_the_watcher_is_well_while_its_command_runs_and_not_without_it() -> None:
-    (shell,) = SERVICES["watch"]["healthcheck"]["test"][1:]
+@pytest.mark.parametrize("name", ["watch", "reconcile"])
+def test_who_listens_to_nobody_is_well_while_its_command_runs_and_not_without_it(name: str) -> None:
+    (shell,) = SERVICES[name]["healthcheck"]["test"][1:]
     pattern = re.search(r"'(.+)'", shell)
     assert pattern is not None
-    assert re.search(pattern[1], "\0".join(SERVICES["watch"]["command"])), "the command line of the container"
+    assert re.search(pattern[1], "\0".join(SERVICES[name]["command"])), "the command line of the container"
     assert not re.search(pattern[1], shell), "the check itself"
 
 

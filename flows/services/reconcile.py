@@ -13,22 +13,27 @@ heartbeats, for runs that live elsewhere:
     ended, but processes of it are still here without a worker  -> they are killed
 
 Task runs of an ended run are ended with it. A state is set only while the run is still in the state that was judged.
+
+Where every worker is elsewhere (deploy/compose.yaml), this module is a process of its own that sees heartbeats alone;
+then runs of our work pool, too, may beat as seldom as Prefect has it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 import psutil
 
 from components.outside_json import JsonObject
 from flows.services.client import HEARTBEAT_S, PREFECTS_HEARTBEAT_S, WORK_POOL, ApiError, PrefectApi
 
+EVERY_S = 5.0
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 REPORT_GRACE_S = 10.0  # a worker or the run itself may still be telling how it ended
 SILENT_AFTER_S = 2.0 * HEARTBEAT_S
@@ -45,7 +50,7 @@ class Reconciler:
     """Compares Prefect's runs with the processes here, once a `tick`. Its memory is only a hint and starts empty."""
 
     api: PrefectApi
-    home: Path
+    has_worker: bool = True  # whether runs of our work pool are started on this machine
     last_seen: dict[str, float] = field(default_factory=dict)  # run id -> when its processes were last seen here
     silent_since: dict[str, float] = field(default_factory=dict)  # run id -> since when it looks dead
 
@@ -66,7 +71,7 @@ class Reconciler:
 
     def _tick(self, worker: int | None) -> list[str]:
         now = time.monotonic()
-        here = processes_by(RUN_VARIABLE)
+        here = processes_by(RUN_VARIABLE) if self.has_worker else {}
         query = {"flow_runs": {"state": {"type": {"any_": list(ALIVE)}}}, "limit": 200}
         runs = {str(run["id"]): run for run in self.api.post("/flow_runs/filter", query)}
         self.last_seen = {run: now if run in here else at for run, at in self.last_seen.items() if run in runs} | {
@@ -122,7 +127,10 @@ class Reconciler:
         last = self._last_heartbeat(run_id)
         if last is None and not is_ours:
             return False  # started by somebody whose runs give no heartbeats
-        if last is not None and last < (SILENT_AFTER_S if is_ours else FOREIGN_SILENT_AFTER_S):
+        if last is None and not self.has_worker:
+            last = age
+        limit = SILENT_AFTER_S if is_ours and self.has_worker else FOREIGN_SILENT_AFTER_S
+        if last is not None and last < limit:
             self.silent_since.pop(run_id, None)
             return False
         return now - self.silent_since.setdefault(run_id, now) >= SILENCE_OBSERVED_S
@@ -210,3 +218,24 @@ def seconds_since(moment: str) -> float:
     """Seconds since an ISO time with a zone."""
     then = datetime.fromisoformat(moment)
     return (datetime.now(then.tzinfo) - then).total_seconds()
+
+
+def log_line(line: str) -> None:
+    """Write a line to the log of this process, which is its standard output."""
+    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """End lost runs of the server of $PREFECT_API_URL, whose workers are elsewhere, until this process is ended."""
+    auth_string = os.environ.get("PREFECT_API_AUTH_STRING", "")
+    api = PrefectApi(os.environ["PREFECT_API_URL"], auth_string, busy_for_s=0.0)  # the next round asks again
+    reconciler = Reconciler(api, has_worker=False)
+    while True:
+        for line in reconciler.tick(None):
+            log_line(line)
+        time.sleep(EVERY_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -40,7 +40,7 @@ from flows.services.client import (
     write_address,
 )
 from flows.services.processes import MARK, Part, Settings, ensure_auth_string, parts_of, services_of
-from flows.services.reconcile import Reconciler, processes_by
+from flows.services.reconcile import EVERY_S, Reconciler, log_line, processes_by
 
 TICK_S = 0.25
 PROBE_EVERY_S = 5.0
@@ -53,7 +53,6 @@ MAX_BACKOFF_S = 30.0
 SETTLED_AFTER_S = 60.0  # a part that lived so long starts its back-off anew
 MAX_LOG_BYTES = 20 << 20  # and as much again in .log.old
 LOGS_CHECKED_EVERY_S = 30.0
-RECONCILE_EVERY_S = 5.0
 LEFTOVERS_END_WITHIN_S = 10.0
 
 
@@ -240,8 +239,8 @@ class Supervisor:
         """End runs whose process is gone, every few seconds (in a thread of its own)."""
         services = services_of(self.settings, os.getpid())
         api = PrefectApi(services.prefect_api_url, services.auth_string, busy_for_s=0.0)  # its next round asks again
-        reconciler = Reconciler(api, self.settings.home)
-        while not self.asked_to_stop.wait(RECONCILE_EVERY_S):
+        reconciler = Reconciler(api)
+        while not self.asked_to_stop.wait(EVERY_S):
             if self.running["prefect"].is_healthy:
                 worker = self.running["worker"].process
                 for line in reconciler.tick(worker.pid if worker is not None else None):
@@ -328,12 +327,6 @@ def bound_log(file: Path) -> None:
     if file.stat().st_size > MAX_LOG_BYTES:
         shutil.copyfile(file, file.with_suffix(".log.old"))
         os.truncate(file, 0)
-
-
-def log_line(line: str) -> None:
-    """Write a line to the supervisor's own log, which is its standard output."""
-    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-    sys.stdout.flush()
 
 
 def _is_stopped(pid: int) -> bool:

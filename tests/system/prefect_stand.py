@@ -1,4 +1,4 @@
-"""A Prefect server, a worker and the watcher on a home of their own, with toy pipelines deployed, for a test module."""
+"""A Prefect server, a worker and their company of deploy/compose.yaml on a home of their own, with toy pipelines."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
         commands = {
             "worker": ("-m", "prefect", "worker", "start", "--pool", "draftsmith", "--type", "process"),
             "watch": ("-m", "flows.orchestration.event_watcher"),
+            "reconcile": ("-m", "flows.services.reconcile"),
         }
         parts = []
         try:

@@ -140,6 +140,18 @@ def test_a_dry_run_runs_nothing_and_says_what_it_would(stand: Stand) -> None:
     assert stand.tasks_of(run["id"]) == []
 
 
+def test_tasks_of_a_run_that_crashed_with_its_worker_are_ended(stand: Stand) -> None:
+    flow = stand.ask("GET", f"/deployments/{stand.deployment('late')}")["flow_id"]
+    run = stand.ask("POST", "/flow_runs/", {"flow_id": flow, "state": {"type": "CRASHED", "name": "Crashed"}})["id"]
+    task = {"flow_run_id": run, "task_key": "hang", "dynamic_key": "0", "name": "hang"}
+    stand.ask("POST", "/task_runs/", {**task, "state": {"type": "RUNNING", "name": "Running"}})
+    deadline = time.monotonic() + 600
+    while (state := stand.tasks_of(run)[0]["state"])["type"] == "RUNNING":
+        assert time.monotonic() < deadline, (stand.folder / "reconcile.log").read_text()
+        time.sleep(1)
+    assert (state["type"], state["message"]) == ("CRASHED", "its flow run has ended")
+
+
 def test_a_schedule_two_minutes_ahead_fires_by_itself(stand: Stand) -> None:
     due = datetime.now(UTC) + timedelta(seconds=150)  # its minute begins in 91 to 150 s: however slow the deploying is
     soon = {"slug": "soon", "cron": f"{due.minute} {due.hour} * * *", "params": {"num_rows": 9}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +32,8 @@ class Server:
             wanted = body["flow_runs"].get("state", {}).get("type", {}).get("any_", [])
             return [self.run] if "RUNNING" in wanted and self.crashed_at is None else []
         if path == "/events/filter":
+            if not self.every_s:
+                return {"events": []}
             beat = min(self.now, self.stops_after_s) // self.every_s * self.every_s
             return {"events": [{"occurred": (BEGAN + timedelta(seconds=beat)).isoformat()}]}
         if path.endswith("/set_state"):
@@ -42,7 +43,9 @@ class Server:
         return []
 
 
-def crashed_at(server: Server, until_s: float, monkeypatch: pytest.MonkeyPatch) -> float | None:
+def crashed_at(
+    server: Server, until_s: float, monkeypatch: pytest.MonkeyPatch, *, has_worker: bool = True
+) -> float | None:
     """When it is called dead within this time, with a look every five seconds."""
     monkeypatch.setattr(service_reconcile, "processes_by", lambda variable: {})
     monkeypatch.setattr(service_reconcile, "time", SimpleNamespace(monotonic=lambda: server.now))
@@ -51,7 +54,7 @@ def crashed_at(server: Server, until_s: float, monkeypatch: pytest.MonkeyPatch) 
         "seconds_since",
         lambda moment: server.now - (datetime.fromisoformat(moment) - BEGAN).total_seconds(),
     )
-    reconciler = Reconciler(server, Path("nowhere"))  # type: ignore[arg-type]
+    reconciler = Reconciler(server, has_worker)  # type: ignore[arg-type]
     while server.now < until_s:
         reconciler.tick(None)
         server.now += 5.0
@@ -71,6 +74,23 @@ def test_a_run_that_has_fallen_silent_gets_its_end(
 ) -> None:
     at = crashed_at(Server(pool, 30, stops_after_s=600), 3600, monkeypatch)
     assert at is not None and 600 < at < 600 + within_s
+
+
+@pytest.mark.parametrize(
+    ("pool", "every_s"), [(WORK_POOL, PREFECTS_HEARTBEAT_S), (None, PREFECTS_HEARTBEAT_S), ("theirs", 0)]
+)
+def test_without_a_worker_here_runs_may_beat_as_seldom_as_prefect_has_it(
+    pool: str | None, every_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert crashed_at(Server(pool, every_s, stops_after_s=1e9), 3600, monkeypatch, has_worker=False) is None
+
+
+@pytest.mark.parametrize("every_s", [HEARTBEAT_S, PREFECTS_HEARTBEAT_S, 0])
+def test_without_a_worker_here_a_silent_run_gets_its_end_even_if_it_never_beat(
+    every_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = crashed_at(Server(WORK_POOL, every_s, stops_after_s=600), 3600, monkeypatch, has_worker=False)
+    assert at is not None and (600 if every_s else 360) < at < 600 + 450
 
 
 def test_every_run_of_ours_beats_as_often_as_it_is_asked_whoever_named_the_server() -> None:
