@@ -17,28 +17,13 @@ from typing import Any
 
 from benchmarks import opening, own_pass
 from benchmarks.engines_table import ELSEWHERE, line_of, table
-from benchmarks.record import RESULTS, ROOT
+from benchmarks.record import ROOT
+from benchmarks.tables import markdown, record
+from benchmarks.training_tables import dflash_parity, packing, training_memory, training_processes, training_speed
 from components.engines.profiles import PROFILES, SAID
 
-MACHINE = "2cfee56fde51e37c"
-"""Where the numbers were taken: two cores, no GPU."""
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
-METHOD_NAMES = {"dflash": "DFlash", "dspark": "DSpark"}
-Row = tuple[str, ...]
-
-
-def record(name: str, *, timed: bool = True) -> dict[str, Any]:
-    """The newest record of a benchmark, on that machine where it is `timed`."""
-    files = sorted(RESULTS.glob(f"{name}-20*.json"), reverse=True)
-    records: Iterable[dict[str, Any]] = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    return next(one for one in records if not timed or one["machine"]["machine_id"] == MACHINE)
-
-
-def markdown(head: Row, rows: Iterable[Row]) -> str:
-    """A Markdown table."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def repeatability() -> tuple[str, str]:
@@ -56,56 +41,6 @@ def repeatability() -> tuple[str, str]:
                 ("the printed interval holds the speed pooled over all of them", f"{reached['holds']} of {of}"),
             ],
         ),
-    )
-
-
-def training_speed() -> tuple[str, str]:
-    """A training step beside that of speculators; every row of the newest record that has it."""
-    found, results = record("training-speed", timed=False), {}
-    for file in sorted(RESULTS.glob("training-speed-20*.json")):
-        one = json.loads(file.read_text(encoding="utf-8"))
-        results.update({name: (result, one["measured_at"][:10]) for name, result in one["results"].items()})
-    rows = [
-        (
-            METHOD_NAMES[name.split()[0]] if " " in name else "EAGLE-3",
-            str(result["shape"]["hidden_size"]),
-            f"{ours['times_as_fast']:.1f}",
-            f"{ours['memory_ratio']:.2f}",
-            measured_on,
-        )
-        for name, (result, measured_on) in results.items()
-        for ours in [result.get("ours, LM head frozen") or result["ours"]]
-    ]
-    return (
-        f"A training step beside that of speculators {found['speculators']}; the LM head is frozen on both sides. "
-        "Width 192 is the built-in target's shape.",
-        markdown(("method", "width", "times as fast", "share of its memory", "measured"), rows),
-    )
-
-
-def dflash_parity() -> tuple[str, str]:
-    """DFlash and DSpark held against speculators."""
-    found = record("dflash-parity", timed=False)
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for name, case in found["cases"].items():
-        method, width = name.split("-")[:2]
-        kinds.setdefault((METHOD_NAMES[method], width), []).append(case)
-    rows = [
-        (
-            *kind,
-            *(f"{max(case[part] for case in cases):.0e}" for part in ("logits", "loss_difference", "gradients")),
-            "{} and {} of {}".format(
-                *(sum(case[part] for case in cases) for part in ("accepted", "accepted_theirs", "drafted"))
-            ),
-        )
-        for kind, cases in kinds.items()
-    ]
-    return (
-        f"DFlash and DSpark beside speculators {found['speculators']}, on the same random weights and the same "
-        f"{found['num_tokens']} tokens, drafting from the anchor and not: largest differences of logits, of the loss, "
-        "and of gradients relative to the largest of a tensor. Then both draft at every position, with weights after "
-        "some steps: draft tokens that the target keeps, by our decoding and by their code.",
-        markdown(("method", "block", "logits", "loss", "gradients", "kept, ours and theirs"), rows),
     )
 
 
@@ -177,14 +112,6 @@ def feature_precision() -> tuple[str, str]:
         "Held-out acceptance length of drafters trained on stored features, means of two seeds, which differ by more.",
         markdown(("method", "bf16", "fp8"), rows),
     )
-
-
-def packing() -> tuple[str, str]:
-    """Ways of filling a batch."""
-    found = record("packing")["results"]
-    ways = ("none", "bucket", "pack")
-    rows = [(method, *(f"{found[method][way]['times_as_fast_as_none']:.2f}" for way in ways)) for method in found]
-    return "Training speed by `packing`, times that of `none`.", markdown(("method", *ways), rows)
 
 
 def languages() -> tuple[str, str]:
@@ -550,27 +477,6 @@ def compared_methods(name: str, target: str) -> tuple[str, str]:
     )
 
 
-def training_processes() -> tuple[str, str]:
-    """Two training processes beside one, and what a death costs."""
-    timed, died = record("training-processes", timed=False), record("training-deaths", timed=False)
-    deaths = died["deaths"]
-    return (
-        f"EAGLE-3 in the built-in target's shape, batches of {timed['settings']['batch_tokens']} tokens, float32: two "
-        "processes with a thread each beside one, in turns. Then one of the two is killed at a random moment.",
-        markdown(
-            ("what", "number"),
-            [
-                ("times as fast", f"{timed['times_as_fast']:.2f}"),
-                ("largest relative difference of a loss", f"{timed['largest_relative_difference_of_losses']:.0e}"),
-                (
-                    "runs that a death did not change by a bit",
-                    f"{sum(d['same_bits'] for d in deaths)} of {len(deaths)}",
-                ),
-            ],
-        ),
-    )
-
-
 def stop_rule() -> tuple[str, str]:
     """Chains that end by confidence beside the best fixed depth, on trained drafters."""
     found = record("stop-rule", timed=False)
@@ -730,6 +636,7 @@ def sections() -> dict[str, tuple[str, str]]:
     return {
         "repeatability": repeatability(),
         "training-speed": training_speed(),
+        "training-memory-8b": training_memory(),
         "training-processes": training_processes(),
         "compare-methods": compared_methods("compare-methods", "the built-in target"),
         "compare-methods-512": compared_methods(
