@@ -24,6 +24,7 @@ from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from components.tables import Table
 from flows.execution.local_run import RunOutcome
+from storage.registry.fact_tags import tags_of
 from storage.registry.promotion_gate import Decision
 from storage.registry.registry import promote
 from storage.registry.tracking import open_client
@@ -61,11 +62,11 @@ def questions(home: Path, outcome: RunOutcome) -> list[Question]:
 
     client = open_client(home)
 
-    def tags(name: str, version: int | None) -> dict[str, str]:
-        return dict(client.get_model_version(name, str(version)).tags) if version is not None else {}
+    def facts(name: str, version: int | None) -> dict[str, str]:
+        return tags_of(client, name, version) if version is not None else {}
 
     return [
-        Question(v.name, v.version, v.decision, tags(v.name, v.version), tags(v.name, v.decision.against))
+        Question(v.name, v.version, v.decision, facts(v.name, v.version), facts(v.name, v.decision.against))
         for v in waiting
     ]
 

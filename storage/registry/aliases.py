@@ -25,6 +25,7 @@ from storage.history.files import rows_of
 from storage.history.records import PromotionRow, new_promotion
 from storage.history.write import UNREADABLE, record_promotion
 from storage.home import MARK
+from storage.registry.fact_tags import tags_of
 from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, mlflow_error
 
 GONE = "RESOURCE_DOES_NOT_EXIST"
@@ -109,10 +110,10 @@ def _external_moves(client: MlflowClient, mark: str, rows: list[PromotionRow]) -
         for alias in sorted(expected.keys() | actual.keys()):
             before, after = expected.get(alias), actual.get(alias)
             if before != after:
-                tags = client.get_model_version(name, str(after)).tags if after is not None else {}
+                facts = tags_of(client, name, after) if after is not None else {}
                 reason = "moved in MLflow, not by Draftsmith" if after is not None else "deleted in MLflow"
                 moves.append(
-                    new_promotion(name, alias, "external", before, after, "not known", reason, {**tags, MARK: mark})
+                    new_promotion(name, alias, "external", before, after, "not known", reason, {**facts, MARK: mark})
                 )
     return moves
 

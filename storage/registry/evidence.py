@@ -30,8 +30,9 @@ from storage.history.records import PromotionRow, new_promotion
 from storage.home import MARK
 from storage.registry import aliases as alias_moves
 from storage.registry.aliases import mark_of
+from storage.registry.fact_tags import SESSION_TAG, tags_of, write_facts
 from storage.registry.tracking import KEY_TAG, MlflowClient
-from storage.registry.versions import SESSION_TAG, ReleaseFacts, facts_of, tags_of
+from storage.registry.versions import ReleaseFacts, facts_of
 
 EVIDENCE = "evidence"  # the action of a log entry that moves no alias
 _SERVED = ("draftsmith.draft_key", "draftsmith.depth_k")
@@ -82,12 +83,13 @@ def log_evidence(
 def renew_tags(client: MlflowClient, facts: ReleaseFacts, version: int) -> None:
     """Give a version the numbers of its newest session; the tag that says which session comes with `settle_session`."""
     present = tags_of(client, facts.name, version)
-    for tag, value in facts.tags.items():
-        if tag != SESSION_TAG and present.get(tag) != value:
-            client.set_model_version_tag(facts.name, str(version), tag, value)
-    for tag in present.keys() - facts.tags.keys():
-        if tag.startswith(_EVIDENCE_TAGS):  # not measured this time
-            client.delete_model_version_tag(facts.name, str(version), tag)
+    kept = {  # but what was measured then and not this time
+        tag: value
+        for tag, value in present.items()
+        if tag == SESSION_TAG or tag in facts.tags or not tag.startswith(_EVIDENCE_TAGS)
+    }
+    measured = {tag: value for tag, value in facts.tags.items() if tag != SESSION_TAG}
+    write_facts(client, facts.name, version, kept | measured)
 
 
 def settle_session(client: MlflowClient, facts: ReleaseFacts, version: int) -> None:

@@ -16,6 +16,7 @@ from urllib.request import url2pathname
 from components.contract import UserError
 from storage import journal
 from storage.registry.aliases import aliases_of
+from storage.registry.fact_tags import KEEP
 from storage.registry.registry import champion_that_counts
 from storage.registry.tracking import (
     KEY_TAG,
@@ -27,7 +28,6 @@ from storage.registry.tracking import (
     uses_home_database,
 )
 
-KEEP = "draftsmith.keep"  # a tag that people give a version in MLflow; any value but "no"
 _PAGE = 1000
 
 

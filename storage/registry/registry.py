@@ -33,6 +33,7 @@ from storage.registry import evidence
 from storage.registry import versions as model_versions
 from storage.registry.aliases import aliases_of, last_deletion, mark_of, moves_in_registry
 from storage.registry.evidence import release_of, sealed_tags
+from storage.registry.fact_tags import FACTS_TAG, PUBLISHED, SESSION_TAG, tags_of, write_facts
 from storage.registry.promotion_gate import Decision, decide
 from storage.registry.standing import Standing, standing_of
 from storage.registry.tracking import (
@@ -46,18 +47,15 @@ from storage.registry.tracking import (
 )
 from storage.registry.versions import (
     RELEASE_FIRST,
-    SESSION_TAG,
     ReleaseFacts,
     facts_of,
     model_name,
     require_model,
     resolve,
-    tags_of,
     versions_of_release,
 )
 
-PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
-_ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # tags with the gate's last decision about a version
+_ANSWERS = ("gate.against", "gate.answer", "gate.comparison")  # facts: the gate's last decision about a version
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def register(
         if renewed:
             decision = _renew_evidence(home, client, facts, version, judge, may_promote)
         else:
-            _add_tags(client, facts, version, tags)
+            _add_facts(client, facts, version, tags)
             decision = None if PUBLISHED in tags else _publish(home, client, facts, version, judge, may_promote)
         for name, older_version in evidence.older_versions(client, facts):
             now = f"what it serves now is {facts.name} version {version}"
@@ -350,7 +348,7 @@ def restore_aliases(home: Path, rows: list[PromotionRow]) -> None:
 
 
 def changed_facts(home: Path, name: str) -> list[str]:
-    """Tags of the versions of a model that MLflow has and that differ from what was sealed, a line each."""
+    """Facts of the versions of a model that MLflow has and that differ from what was sealed, a line each."""
     client, lines = open_client(home), []
     for number, _, tags in versions_of(home, name):
         title = f"{name} version {number}"
@@ -359,6 +357,8 @@ def changed_facts(home: Path, name: str) -> list[str]:
         except UserError as error:
             lines.append(str(error))
             continue
+        if FACTS_TAG in tags:
+            lines.append(f"{title}: MLflow's tag {FACTS_TAG} is no JSON object any more; `draftsmith resync` mends it")
         for tag in sorted(tag for tag, value in sealed.items() if tags.get(tag, value) != value):
             lines.append(f"{title}: MLflow says {tag} {tags[tag][:40]!r}, and {sealed[tag][:40]!r} was sealed")
     return lines
@@ -478,7 +478,7 @@ def _decide(
     judge: Judge,
     facts: Mapping[str, str] | None = None,
 ) -> Decision:
-    """Let the gate decide about a version, and write the decision into the version's tags.
+    """Let the gate decide about a version, and write the decision among the version's facts.
 
     champion: the version that it is held against, unless it is that one. facts: those of the release that the version
     is just being given.
@@ -489,18 +489,16 @@ def _decide(
     decision = decide(home, tags, opponent_facts, opponent, judge)
     decision = Decision((*decision.checks, *evidence.newest_evidence_checks(client, tags)), decision.against)
     answer = "passed" if decision.passed else decision.refusal()
-    for tag, value in zip(_ANSWERS, (str(opponent or ""), answer, decision.as_json()), strict=True):
-        client.set_model_version_tag(name, str(version), tag, value)
+    answers = dict(zip(_ANSWERS, (str(opponent or ""), answer, decision.as_json()), strict=True))
+    write_facts(client, name, version, tags_of(client, name, version) | answers)
     model_versions.describe(client, name, version, decision)
     return decision
 
 
-def _add_tags(client: MlflowClient, facts: ReleaseFacts, version: int, present: Mapping[str, str]) -> None:
+def _add_facts(client: MlflowClient, facts: ReleaseFacts, version: int, present: Mapping[str, str]) -> None:
     """Add the facts that a version lacks, if they are of the session that it has."""
-    if present.get(SESSION_TAG, "") != facts.session:
-        return
-    for tag in facts.tags.keys() - present.keys():
-        client.set_model_version_tag(facts.name, str(version), tag, facts.tags[tag])
+    if present.get(SESSION_TAG, "") == facts.session:
+        write_facts(client, facts.name, version, facts.tags | present)
 
 
 def _move(

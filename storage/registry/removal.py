@@ -12,9 +12,10 @@ from pathlib import Path
 from storage.history.records import new_promotion
 from storage.home import MARK
 from storage.registry.aliases import DELETE, aliases_of, finish_interrupted, log_external_moves, log_move, mark_of
+from storage.registry.fact_tags import tags_of
 from storage.registry.registry import user_name
 from storage.registry.tracking import has_database, mlflow_lock, open_client, translated_errors
-from storage.registry.versions import require_model, tags_of
+from storage.registry.versions import require_model
 
 
 def delete_model(home: Path, name: str, reason: str) -> int:

@@ -31,11 +31,11 @@ from storage.artifacts.records import ArtifactRecord, FileFacts
 from storage.artifacts.sessions import read_record, session_of
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.registry.aliases import GONE, aliases_of
+from storage.registry.fact_tags import SESSION_TAG, as_tags, tags_of
 from storage.registry.promotion_gate import Decision
 from storage.registry.tracking import KEY_TAG, MlflowClient, mlflow_error
 
 ROOT = Path(__file__).resolve().parents[2]
-SESSION_TAG = "draftsmith.session"  # when the release was measured; older versions have none
 _INFO_FACTS = (
     "target_key",
     "draft_key",
@@ -57,7 +57,10 @@ _INFO_FACTS = (
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """The facts of a Release for the registry. may_promote: False where its pipeline wants an approval."""
+    """The facts of a Release for the registry. may_promote: False where its pipeline wants an approval.
+
+    tags: all of them by name, as storage/registry/fact_tags.py gives them to a version.
+    """
 
     release_key: str
     session: str
@@ -238,11 +241,6 @@ def versions_of_release(client: MlflowClient, name: str, release_key: str) -> li
     return sorted(int(version.version) for version in versions)
 
 
-def tags_of(client: MlflowClient, name: str, version: int) -> dict[str, str]:
-    """The facts of a version."""
-    return dict(client.get_model_version(name, str(version)).tags)
-
-
 def resolve(client: MlflowClient, name: str, version: int | str) -> int:
     """The number of a version, given by number or alias.
 
@@ -283,7 +281,7 @@ def describe(client: MlflowClient, name: str, version: int, decision: Decision |
 
 
 def description(tags: Mapping[str, str], decision: Decision | None) -> str:
-    """The facts of a version as Markdown, in which no fact can become markup."""
+    """The facts of a version as Markdown, in which no fact can become markup. tags: the facts by their names."""
     facts = {name.removeprefix("draftsmith."): value for name, value in tags.items()}
     lines = [
         f"**{in_markdown(facts['method'])}** drafter for **{in_markdown(facts['target'])}**",
@@ -369,7 +367,7 @@ def log_version(
         "home": str(home),
         "release": str(release),
         "name": facts.name,
-        "tags": facts.tags,
+        "tags": as_tags(facts.tags),
         "source_run": source_run,
         "code": str(code),
         "with_builtin": facts.target == "builtin",

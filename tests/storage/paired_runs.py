@@ -11,6 +11,7 @@ from components.rows import Request
 from components.speedup.comparison.promotion_rule import judge
 from storage.registry import registry
 from storage.registry import versions as model_versions
+from storage.registry.fact_tags import as_tags
 from storage.registry.tracking import open_client
 from storage.registry.versions import ReleaseFacts
 
@@ -67,7 +68,7 @@ def light_versions(monkeypatch: Any) -> None:
         client = open_client(home)
         if not client.search_registered_models(f"name = '{facts.name}'"):
             client.create_registered_model(facts.name)
-        return int(client.create_model_version(facts.name, str(release), tags=facts.tags).version)
+        return int(client.create_model_version(facts.name, str(release), tags=as_tags(facts.tags)).version)
 
     monkeypatch.setattr(model_versions, "log_version", register_only)
 

@@ -19,7 +19,8 @@ from storage.collect import collect, find_items, usage
 from storage.history.query import query
 from storage.history.write import rebuild, record_all
 from storage.journal import Journal
-from storage.registry.leftovers import KEEP, kept_releases, leftover_models
+from storage.registry.fact_tags import KEEP
+from storage.registry.leftovers import kept_releases, leftover_models
 from storage.registry.registry import register
 from storage.registry.tracking import ensure_experiment, open_client
 from storage.repair import find_damage

@@ -25,6 +25,7 @@ from storage.artifacts.store import Store
 from storage.history.query import query
 from storage.registry import versions as model_versions
 from storage.registry.aliases import aliases_of
+from storage.registry.fact_tags import as_tags
 from storage.registry.registry import promote
 from storage.registry.tracking import open_client
 
@@ -84,7 +85,7 @@ def market(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Marke
         client = open_client(home)
         if not client.search_registered_models(f"name = '{facts.name}'"):
             client.create_registered_model(facts.name)
-        return int(client.create_model_version(facts.name, str(release), tags=facts.tags).version)
+        return int(client.create_model_version(facts.name, str(release), tags=as_tags(facts.tags)).version)
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(model_versions, "log_version", register_only)

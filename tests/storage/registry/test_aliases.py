@@ -27,6 +27,7 @@ from storage.history.query import query
 from storage.history.write import rebuild, record_artifact
 from storage.record import begin_run, resync
 from storage.registry import aliases as alias_moves
+from storage.registry.fact_tags import tags_of
 from storage.registry.registry import aliases_of, find_release, notice_moves, promote, rollback
 from storage.registry.tracking import open_client
 
@@ -53,10 +54,8 @@ def champion_moves(home: Path) -> list[tuple[Any, ...]]:
 def test_the_pipeline_and_the_command_ask_the_same_gate_and_the_log_keeps_every_move(home: Path, make: Any) -> None:
     assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 1}
     version = open_client(home).get_model_version(NAME, "2")
-    assert (
-        version.tags["gate.against"] == "1"
-        and "decoding speed, as a share of the champion's: measured 0.83" in version.tags["gate.answer"]
-    )
+    assert tags_of(open_client(home), NAME, 2)["gate.against"] == "1"
+    assert "decoding speed, as a share of the champion's: measured 0.83" in version.tags["gate.answer"]
     assert "speed_against_champion" in version.description and "measured speedup" in version.description
     with pytest.raises(UserError, match=r"gate refuses: decoding speed, .*: measured 0.83.*--force --why overrides it"):
         promote(home, NAME, judge=judge)
@@ -102,7 +101,7 @@ def test_with_an_approval_to_come_the_gate_is_asked_but_nothing_moves_not_even_l
     run.journal.close()
     resync(home, judge)  # registers what was missed while MLflow was down; the approval is still to come
     assert aliases(home) == {"candidate": 4, "challenger": 4, "champion": 1}
-    told = open_client(home).get_model_version(NAME, "4").tags
+    told = tags_of(open_client(home), NAME, 4)
     assert (told["draftsmith.flow_run_id"], told["draftsmith.pipeline_digest"]) == ("flow-1", "digest-1")
     promote(home, NAME, made.version, "approved by Ada", judge=judge)
     assert aliases(home)["champion"] == 3 and "approved by Ada; the promotion gate" in journal.promotions(home)[-1].why

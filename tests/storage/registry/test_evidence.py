@@ -23,9 +23,9 @@ from storage.history.write import rebuild
 from storage.record import resync
 from storage.registry import evidence, registry
 from storage.registry.aliases import aliases_of
+from storage.registry.fact_tags import SESSION_TAG, tags_of
 from storage.registry.registry import notice_moves, promote, register, versions_of
 from storage.registry.tracking import open_client
-from storage.registry.versions import SESSION_TAG
 
 SLOW = {"passed": False, "speedup_meas": 0.97, "meas_lo": 0.9, "meas_hi": 1.05}
 
@@ -41,7 +41,7 @@ def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **change
 
 
 def tags(home: Path, version: int = 1) -> dict[str, str]:
-    return dict(open_client(home).get_model_version(NAME, str(version)).tags)
+    return tags_of(open_client(home), NAME, version)
 
 
 def aliases(home: Path) -> dict[str, int]:
