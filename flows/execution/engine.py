@@ -291,7 +291,7 @@ class Engine:
     def _machine(self, step: PlannedStep) -> Iterator[None]:
         """A measuring step has the machine to itself; other steps share it. Held across all homes of this user.
 
-        A rehearsal, which is to be done in minutes, goes on beside what measures; what would measure waits for its step.
+        A rehearsal, to be done in minutes, goes on beside what measures; what would measure waits for its step.
         """
         with open(open_machine_lock(), closefd=True) as file:
             if not try_lock(file, shared=not step.measures) and not self.plan.rehearsed:
