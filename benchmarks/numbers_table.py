@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmarks import opening, own_pass
+from benchmarks import opening, own_pass, rehearsals
 from benchmarks.engines_table import ELSEWHERE, line_of, table
 from benchmarks.record import ROOT
 from benchmarks.tables import markdown, record
@@ -517,6 +517,12 @@ def opened() -> tuple[str, str]:
     return what, markdown(head, rows)
 
 
+def rehearsed() -> tuple[str, str]:
+    """The rehearsal of every recipe."""
+    what, head, rows = rehearsals.table_of(record("rehearsals"))
+    return what, markdown(head, rows)
+
+
 def scale_simulation() -> tuple[str, str]:
     """Drafters for three targets on clusters that were not at hand."""
     found = record("scale-simulation", timed=False)
@@ -647,6 +653,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "trees-float32": trees("float32"),
         "trees-bfloat16": trees("bfloat16"),
         "opening": opened(),
+        "rehearsals": rehearsed(),
         "answering-speed": answering_speed(),
         "datasets_at_scale": million_rows(),
         "scale-simulation": scale_simulation(),

@@ -160,6 +160,7 @@ class Context:
     num_threads: threads that torch may use in this process.
     send:        where events go (progress, metrics, notes); None prints nothing.
     mapper:      who works on the shards of `map`; None is this process, one shard after the other.
+    rehearsed:   whether what it measures is thrown away: it times nothing that would only make that better.
     """
 
     key: str
@@ -170,6 +171,7 @@ class Context:
     num_threads: int = 2
     send: Callable[[Mapping[str, Any]], None] | None = None
     mapper: Mapper | None = None
+    rehearsed: bool = False
 
     def __post_init__(self) -> None:
         """Delete what a killed attempt has set aside: this attempt reads its input anew and would count it twice."""

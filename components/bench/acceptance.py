@@ -243,8 +243,8 @@ def sampled_run(shard: MapShard, model: AbstractTarget, drafter: Drafter, prompt
 
 @functools.lru_cache(maxsize=1)
 def _cached_drafter(draft: Path, target: Path, device: str, dtype: Dtype) -> Drafter:
-    """The drafter, kept open from shard to shard."""
-    return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype))
+    """The drafter, kept open from shard to shard; on plain kernels, as its target and for the same reason."""
+    return open_drafter(Draft(key="", path=draft), cached_target(target, device, dtype), "plain")
 
 
 class PositionMap(NamedTuple):

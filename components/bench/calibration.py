@@ -63,7 +63,14 @@ def autotune(
         ctx.note(check_memory(target, dtype))
     with quiet_interpreter():
         tuned = choose_engine(
-            target, drafts or [], context, dtype=dtype, device=ctx.device, max_threads=ctx.num_threads, seconds=seconds
+            target,
+            drafts or [],
+            context,
+            dtype=dtype,
+            device=ctx.device,
+            max_threads=ctx.num_threads,
+            seconds=seconds,
+            timed=not ctx.rehearsed,
         )
     ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
     return Measurements.of_step(
@@ -134,6 +141,7 @@ def resolve_tuning(
             device=ctx.device,
             max_threads=ctx.num_threads,
             num_threads=num_threads,
+            timed=not ctx.rehearsed,
         )
 
 
@@ -189,6 +197,7 @@ def choose_engine(
     max_threads: int,
     num_threads: int = 0,
     seconds: float = 0.0,
+    timed: bool = True,
 ) -> Tuning:
     """Time plain decoding on the thread counts worth trying, and choose kernels of target and drafters at the best.
 
@@ -197,7 +206,10 @@ def choose_engine(
     num_threads: 0 tries; another number is used as it is, but at most max_threads.
     seconds:     the least time for which thread counts take turns; 0 is ROUNDS rounds. Above 0, the kernels of the
                  chosen count are timed thoroughly.
+    timed:       False times nothing and chooses one thread and PyTorch's own kernels.
     """
+    if not timed:
+        return Tuning(1, "plain", False, {draft.key: "plain" for draft in drafts}, [])
     if num_threads:
         counts = [min(num_threads, max_threads)]
     elif device == "cpu":

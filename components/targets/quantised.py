@@ -62,7 +62,7 @@ def check_loader(config: Any, location: str) -> None:
             " row changes how all rows of its pass are rounded: draft tokens would change what verifies them; set it to"
             " 0 in config.json (its weights are the same), or quantise in 4 bits"
         )
-    if missing := [package for package in _PACKAGES.get(method, ()) if not _is_installed(package)]:
+    if missing := missing_packages(config):
         raise UserError(
             f"target {location} is quantised by {method}: pip install {' '.join(missing)}"
             " (docs/my-model.md#quantised-models)"
@@ -75,6 +75,13 @@ def check_loader(config: Any, location: str) -> None:
         raise UserError(
             f"target {location} is quantised by {method}, which cannot be loaded here ({message_of(error)})"
         ) from error
+
+
+def missing_packages(config: Any) -> list[str]:
+    """The packages that the loader of a quantised model needs and that are not installed here."""
+    if not (settings := quantisation_of(config)):
+        return []
+    return [package for package in _PACKAGES.get(_method_of(settings), ()) if not _is_installed(package)]
 
 
 def _outlier_threshold(settings: JsonObject) -> float:

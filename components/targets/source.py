@@ -45,6 +45,12 @@ def load_target_fingerprint(settings: JsonObject) -> dict[str, str]:
     return {file.relative_to(folder).as_posix(): sha256_of(file) for file in list_files(folder, model, trust)}
 
 
+def make_stand_in_fingerprint(settings: JsonObject) -> dict[str, str]:
+    """The content behind `model`, weights aside, for the step's key: file name -> sha256; a hub id counts by name."""
+    folder = local_folder(str(settings["model"]))
+    return {} if folder is None else {file.name: sha256_of(file) for file in settings_files(folder)}
+
+
 def is_hub_id(model: str) -> bool:
     """Whether a model that is no folder here is one on a hub: owner/name or owner/name@revision."""
     name = model.partition("@")[0]

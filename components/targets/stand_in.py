@@ -19,16 +19,15 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from components.contract import Context, Target, UserError
-from components.outside_json import JsonObject
 from components.targets.config import facts_of, has_text_part, read_config
-from components.targets.remembered import sha256_of
+from components.targets.quantised import missing_packages
 from components.targets.shape import shape_of
-from components.targets.source import TOKENIZERS, find_folder, local_folder, settings_files
+from components.targets.source import TOKENIZERS, find_folder, settings_files
 from components.text import message_of
 
-WIDTH, FEED_FORWARD, HEADS, KV_HEADS = 256, 256, 4, 2
+WIDTH, FEED_FORWARD, HEADS, KV_HEADS = 128, 128, 4, 2
 _AT_MOST: Mapping[str, int] = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "n_group", "num_expert_group"), 2),
     **dict.fromkeys(("n_shared_experts", "topk_group", "moe_num_shared_experts"), 1),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 64),
@@ -45,10 +44,13 @@ _FEED_FORWARD: tuple[str, ...] = ("intermediate_size", "intermediate_size_mlp", 
 def make_stand_in(*, model: str, ctx: Context) -> Target:
     """The step `targets.make_stand_in`; its settings are explained in components/targets/steps.py."""
     source = find_folder(model, weights=False)
-    config = shrink(read_config(source, location=model, trust_remote_code=False), model)
+    stated = read_config(source, location=model, trust_remote_code=False)
+    config = shrink(stated, model)
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
-        ctx.note(f"{model}: is quantised; its stand-in is not, so its loader is not tried")
+        packages = missing_packages(stated)
+        needs = f"; where it runs: pip install {' '.join(packages)}" if packages else ""
+        ctx.note(f"{model}: is quantised; its stand-in is not, so its loader is not tried{needs}")
     _write_random(config, model, ctx)
     _write_own_mtp(config.get_text_config(decoder=True), ctx)
     for file in settings_files(source):  # after the weights, beside which transformers writes a generation_config.json
@@ -60,12 +62,6 @@ def make_stand_in(*, model: str, ctx: Context) -> Target:
     facts = facts_of(ctx.out, location=model, trust_remote_code=False, dtype="auto", device=ctx.device)
     ctx.note(f"{model}: a stand-in of {facts['num_params'] / 1e6:.0f} M random weights, every layer of it")
     return Target.of_step(ctx, {**facts, "model": f"stand-in of {model}"})
-
-
-def make_stand_in_fingerprint(settings: JsonObject) -> dict[str, str]:
-    """The content behind `model`, weights aside, for the step's key: file name -> sha256; a hub id counts by name."""
-    folder = local_folder(str(settings["model"]))
-    return {} if folder is None else {file.name: sha256_of(file) for file in settings_files(folder)}
 
 
 def shrink(config: Any, location: str) -> Any:

@@ -210,6 +210,6 @@ def make_stand_in(*, model: Annotated[str, Field(min_length=1)], ctx: Context) -
 
 def make_stand_in_fingerprint(settings: JsonObject) -> dict[str, str]:
     """The content behind `model`, weights aside, for the step's key: file name -> sha256; a hub id counts by name."""
-    from components.targets.stand_in import make_stand_in_fingerprint as fingerprint
+    from components.targets.source import make_stand_in_fingerprint as fingerprint
 
     return fingerprint(settings)

@@ -220,6 +220,7 @@ class Engine:
             "lock": str(self.store.home / "locks" / f"{step.key}.worker"),
             "cluster": self._cluster(step),
             "remote_code": list(self.plan.remote_code),
+            "rehearsed": self.plan.rehearsed,
         }
         return run_child(
             order,
@@ -288,9 +289,12 @@ class Engine:
 
     @contextmanager
     def _machine(self, step: PlannedStep) -> Iterator[None]:
-        """A measuring step has the machine to itself; other steps share it. Held across all homes of this user."""
+        """A measuring step has the machine to itself; other steps share it. Held across all homes of this user.
+
+        A rehearsal, to be done in minutes, goes on beside what measures; what would measure waits for its step.
+        """
         with open(open_machine_lock(), closefd=True) as file:
-            if not try_lock(file, shared=not step.measures):
+            if not try_lock(file, shared=not step.measures) and not self.plan.rehearsed:
                 what = "a step that measures alone" if not step.measures else "other steps: it measures alone"
                 self.on_event(step, {"event": "waiting", "message": f"waiting for {what}"})
                 wait_for_lock(file, shared=not step.measures)

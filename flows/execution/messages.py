@@ -64,6 +64,7 @@ class StepOrder(TypedDict):
     lock: str
     cluster: ClusterOrder | None
     remote_code: list[str]
+    rehearsed: bool
 
 
 class StepFailed(Exception):

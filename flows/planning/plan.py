@@ -83,7 +83,7 @@ class Plan:
     declared: the pipeline as its file declares it, of which its form in Prefect is made.
     remote_code: models whose own Python code may run in its steps. trial: its releases stay out of the registry.
     retention: what of the home is kept once the run has ended; None: everything. remarks: what a person has to settle
-    about its outside inputs, one line each; the run says it as it ends.
+    about its outside inputs, one line each; the run says it as it ends. rehearsed: nobody will use what it measures.
     """
 
     pipeline: str
@@ -101,6 +101,7 @@ class Plan:
     trial: bool = False
     retention: RetentionSpec | None = None
     remarks: tuple[str, ...] = ()
+    rehearsed: bool = False
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""
@@ -267,6 +268,7 @@ def make_plan(
         trial=options.trial,
         retention=spec.retention if spec.retention is not None and pipeline in spec.retention.after else None,
         remarks=tuple(dict.fromkeys(sources.remarks)),
+        rehearsed=rehearsal is not None,
     )
 
 

@@ -2,7 +2,8 @@
 
 Every large target becomes a stand-in of random weights (components/targets/stand_in.py), every server one that speaks
 its protocol (components/engines/stand_in_server.py), and settings that say how much is done are cut to what shows that
-the step works. What decides whether something fits (methods, formats, engines, taps, templates, data sources) stays.
+the step works: two optimiser steps, a few tokens for a benchmark, no timing of kernels and threads (Context.rehearsed).
+What decides whether something fits (methods, formats, engines, taps, templates, data sources) stays.
 """
 
 from __future__ import annotations
@@ -19,20 +20,29 @@ from components.targets.source import local_folder
 from flows.planning.step_signature import resolve
 from flows.planning.wiring import WiredStep, Wiring
 
+_DECODED: Mapping[str, float] = {
+    "num_prompts": 4,
+    "max_new_tokens": 6,
+    "batch_sizes": 2,
+    "seconds": 0.1,
+    "num_processes": 1,
+    "num_warm_up": 1,
+}
+"""Of steps that decode end to end."""
 AT_MOST: Mapping[str, Mapping[str, float]] = {
-    "bench.autotune": {"seconds": 0.2},
-    "bench.compare_end_to_end": {
-        "num_prompts": 4,
-        "max_new_tokens": 12,
-        "seconds": 2,
-        "num_processes": 1,
-        "num_warm_up": 1,
-    },
-    "bench.compare_stop": {"num_prompts": 4, "max_new_tokens": 12, "seconds": 2, "num_processes": 1, "num_warm_up": 1},
-    "bench.measure_acceptance": {"max_new_tokens": 12},
+    "bench.autotune": {"seconds": 0},
+    "bench.compare_end_to_end": _DECODED,
+    "bench.compare_stop": {name: most for name, most in _DECODED.items() if name != "batch_sizes"},
+    "bench.measure_acceptance": {"max_new_tokens": 6},
     "bench.measure_llama_cpp": {"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0},
     "bench.measure_server": {"num_prompts": 2, "max_new_tokens": 12, "reps": 1, "num_warm_up": 0, "num_compared": 0},
-    "bench.measure_step_cost": {"seconds": 2, "num_processes": 1, "tokens_per_block": 16},
+    "bench.measure_step_cost": {
+        "seconds": 0.1,
+        "num_processes": 1,
+        "tokens_per_block": 16,
+        "batch_sizes": 2,
+        "kv_lengths": 32,
+    },
     "data.collect_prompts": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_rows": 2000},
     "data.collect_traffic": {"num_train": 24, "num_validation": 4, "num_test": 4, "num_warm_up": 1, "max_new": 2000},
     "data.collect_workloads": {"num_prompts": 4, "num_warm_up": 1, "max_answer_tokens": 12, "max_rows": 2000},
@@ -40,7 +50,15 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     "data.mix_prompts": {"num_validation": 4, "num_test": 4, "num_warm_up": 1},
     "data.write_answers": {"max_new_tokens": 24},
     "data.write_answers_by_server": {"max_new_tokens": 24},
-    "drafts.train_draft": {"num_steps": 2, "eval_every": 2, "eval_rows": 4, "processes": 2, "nodes": 1},
+    "drafts.train_draft": {
+        "num_steps": 2,
+        "eval_every": 2,
+        "eval_rows": 4,
+        "processes": 2,
+        "nodes": 1,
+        "batch_tokens": 512,
+        "micro_batch_tokens": 256,
+    },
     "speedup.choose_depth": {"num_draws": 200},
     "speedup.choose_stop": {"num_draws": 200},
     "speedup.confirm_stop": {"num_draws": 200},
@@ -61,12 +79,12 @@ AT_MOST: Mapping[str, Mapping[str, float]] = {
     },
 }
 """Address of a step -> settings that say how much it does -> the most that a rehearsal does."""
-_MIXED: Mapping[str, int] = {"tokens": 16_000, "rows": 80}
+_MIXED: Mapping[str, int] = {"tokens": 8_000, "rows": 40}
 """The most that a rehearsal mixes, by the unit of the shares."""
 INSTEAD: Mapping[str, JsonObject] = {
     "bench.compare_end_to_end": {"precision": 0.5},
     "bench.compare_stop": {"precision": 0.5},
-    "bench.measure_step_cost": {"precision": 0.5},
+    "bench.measure_step_cost": {"precision": 0.5, "max_depth": 2},
     "data.collect_traffic": {"min_new": 1},
     "data.features_from_server": {"num_checked": 0},  # random states are followed by no token in particular
 }
@@ -176,7 +194,9 @@ def _far(source: JsonObject) -> bool:
 
 
 def _cut(value: Any, most: float) -> Any:
-    """A number of at most `most`; None, which means all, becomes that number."""
+    """A number of at most `most`, or a list of such; None, which means all, becomes that number."""
+    if isinstance(value, list):
+        return sorted({min(each, most) for each in value})
     return most if value is None or value > most else value
 
 

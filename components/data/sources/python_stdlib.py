@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -187,8 +188,22 @@ def write_module_chats(file: Path, num_chats: int = 96) -> Path:
 
 def _module_chats() -> Iterator[dict[str, list[dict[str, str]]]]:
     for source in stdlib_files():
-        tree = _tree_of(source.path.read_bytes())
-        words = (ast.get_docstring(tree) or "") if tree is not None else ""
+        words = _docstring_of(source.path)
         if len(words) > 80:
             question = {"role": "user", "content": f"What is Python's {source.source} good for?"}
             yield {"messages": [question, {"role": "assistant", "content": words[:1500]}]}
+
+
+def _docstring_of(path: Path) -> str:
+    """The docstring of a module, which is read no further than that: parsing the whole library takes seconds."""
+    try:
+        with path.open("rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                if token.type == tokenize.STRING:
+                    words = ast.literal_eval(token.string)
+                    return inspect.cleandoc(words) if isinstance(words, str) else ""
+                if token.type not in (tokenize.ENCODING, tokenize.COMMENT, tokenize.NL):
+                    break
+    except (SyntaxError, ValueError, tokenize.TokenError):  # not valid Python 3, or an f-string
+        pass
+    return ""

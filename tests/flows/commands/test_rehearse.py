@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 from pipeline_builder import Pipeline, pipeline, step
 from tiny_families import family_config
 from tiny_pipeline import NUM_STEPS, main_job
 from tiny_targets import make_tiny_tokenizer
 from toy_garden import Cli
+
+from flows.planning.this_machine import open_machine_lock
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm_fork_server() -> None:
+    """Steps of this file start from one that has their imports: one that toys left would import them for each step."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def model_without_weights(folder: Path, **changes: object) -> Path:
@@ -42,7 +54,7 @@ def rehearse(draftsmith: Cli, made: Pipeline, folder: Path) -> tuple[int, str, d
     return code, out + err, {found[1]: f"{found[2]}: {found[3].strip()}" for found in lines if found}
 
 
-def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_nothing(
+def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_beside_what_measures_and_leaves_nothing(
     draftsmith: Cli, home: Path, tmp_path: Path
 ) -> None:
     upload = step("publish.upload_release", "release", repo="nobody/nothing")
@@ -51,15 +63,16 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_and_leaves_n
         base_url="http://far.example:8001", folder="/far/states",
     )  # fmt: skip
     made = main_job(model_without_weights(tmp_path / "model")).with_steps(upload=upload, served=served)
+    lock = open_machine_lock()
+    fcntl.flock(lock, fcntl.LOCK_EX)
     code, out, states = rehearse(draftsmith, made, tmp_path)
+    os.close(lock)
     assert code == 0, out
     assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS + 1, out
     assert states["served"] == "passed: "
     assert states["upload"] == "left out: not rehearsed: it would upload"
     assert "stand-in" in states["target"]
-    remembered = {home / "kernels.json"}  # how quick this machine's kernels are, whoever opens a target
-    files = {path for path in home.rglob("*") if path.is_file() and "logs" not in path.parts}
-    assert files <= remembered
+    assert not [path for path in home.rglob("*") if path.is_file() and "logs" not in path.parts]
 
 
 def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
