@@ -54,10 +54,18 @@ from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from storage.redaction import holds_password, is_secret_name, without_secrets
 
 PRELOAD = (
-    *("torch", "transformers.quantizers.auto", "transformers.modeling_utils", "safetensors.torch", "psutil"),
-    "flows.planning.step_signature",
+    *("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature"),
+    # What transformers loads late, with the first configuration, tokenizer or model: seconds in each step otherwise.
+    *(
+        f"transformers.{name}"
+        for name in (
+            "modeling_utils",
+            "quantizers.auto",
+            "models.auto.modeling_auto",
+            "models.auto.tokenization_auto",
+        )
+    ),
 )
-"""What most steps import: four seconds each, which are paid once in the fork server."""
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from components.contract import UserError
 from components.outside_json import JsonObject
 
@@ -97,10 +95,12 @@ def _answer(make: Any, text: str) -> JsonObject:
         return {"reply": make(json.loads(text))}
     except UserError as error:
         return {"user_error": str(error)}
-    except torch.OutOfMemoryError as error:
-        full = str(error).split(". ")[0]
-        return {"user_error": f"measuring: {full}: ask for smaller batch sizes or contexts, or free the GPU's memory"}
-    except Exception:  # the owner gets every failure and decides
+    except Exception as error:  # the owner gets every failure and decides
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: a process whose class needs no torch loads none
+            full = str(error).split(". ")[0]
+            return {
+                "user_error": f"measuring: {full}: ask for smaller batch sizes or contexts, or free the GPU's memory"
+            }
         return {"failed": traceback.format_exc()}
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,3 +186,23 @@ def test_a_step_that_may_fetch_has_the_keys_of_hubs_and_none_of_our_servers(addr
 def test_a_step_has_what_its_own_settings_name() -> None:
     forget_secrets("bench.measure_engine", {"api_key_variable": "OPENAI_API_KEY", "other_variable": ""})
     assert secret_names(os.environ) == {"OPENAI_API_KEY"}
+
+
+def test_the_fork_server_loads_what_a_model_needs_and_can_be_forked() -> None:
+    """It asks for no GPU and starts no thread: neither outlives a fork. A step then loads our own code alone."""
+    program = """
+import importlib, sys, threading, torch
+from flows.execution.step_process import PRELOAD
+asked = []
+for name in ("is_available", "device_count", "_lazy_init"):
+    setattr(torch.cuda, name, lambda *_, name=name: asked.append(name))
+for name in PRELOAD:
+    importlib.import_module(name)
+loaded, threads = {*sys.modules}, threading.active_count()
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+import components.drafts.storage.files
+new = {name.split(".")[0] for name in {*sys.modules} - loaded}
+print(asked, threads, sorted(new & {"torch", "sympy", "accelerate", "tokenizers", "numpy"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] 1 []\n"
