@@ -166,12 +166,12 @@ class SpeculatorsMtpReader(AbstractReader):
             check_copy(name, checkpoint, target, faults)
         shared = (EMBEDDING, "lm_head.weight")
         stored = stack_experts(checkpoint.read(name for name in checkpoint.files if name not in shared))
-        parts = {f"{SPECULATORS}{there}.": f"module.{own}." for own, there in SPECULATORS_NAMES.items()}
+        parts = {f"{SPECULATORS}{stored_name}.": f"module.{name}." for name, stored_name in SPECULATORS_NAMES.items()}
         for name, tensor in stored.items():
             before = next((part for part in parts if name.startswith(part)), SPECULATORS)
-            own = parts.get(before, "module.block.") + name.removeprefix(before)
-            imported.tensors[own if name.startswith(SPECULATORS) else name] = tensor
-        imported.names = {own: there for there, own in parts.items()} | {"module.block.": SPECULATORS}
+            new_name = parts.get(before, "module.block.") + name.removeprefix(before)
+            imported.tensors[new_name if name.startswith(SPECULATORS) else name] = tensor
+        imported.names = {name: stored_name for stored_name, name in parts.items()} | {"module.block.": SPECULATORS}
         imported.remarks.append(
             "step 0 reads the target's state after its final norm, as engines feed it; speculators trains on the state"
             " before it"
@@ -183,12 +183,14 @@ def _require_own(layout: str, target: AbstractTarget, faults: Faults) -> None:
     """A fault, raised, unless the target's own checkpoint has a module of this layout."""
     folder: Path | None = getattr(target, "folder", None)
     try:
-        own = "none" if folder is None else find_native_mtp(folder, target.shape.num_layers, "the target").layout.name
+        native = (
+            "none" if folder is None else find_native_mtp(folder, target.shape.num_layers, "the target").layout.name
+        )
     except UserError:
-        own = "none"
-    if own != layout:
-        there = own if own == "none" else f"one of layout {own}"
-        faults.add(f"its module is of layout {layout}, and the target's own checkpoint has {there}")
+        native = "none"
+    if native != layout:
+        module = native if native == "none" else f"one of layout {native}"
+        faults.add(f"its module is of layout {layout}, and the target's own checkpoint has {module}")
         faults.raise_any()
 
 
@@ -199,16 +201,16 @@ def _compare_configs(checkpoint: FoundCheckpoint, target: AbstractTarget, faults
         faults.add(f"config.json has no {SECTION} with a model_type, which holds the sizes")
         return
     assert target.folder is not None
-    own = read_config(target.folder, location="the target", trust_remote_code=False).get_text_config(decoder=True)
+    config = read_config(target.folder, location="the target", trust_remote_code=False).get_text_config(decoder=True)
     try:
-        theirs: Any = AutoConfig.for_model(**section)
+        of_section: Any = AutoConfig.for_model(**section)
     except Exception as error:  # foreign values break each configuration class in its own way
         faults.add(f"{SECTION} cannot be used ({message_of(error)})")
         return
     for name in ("model_type", *BLOCK_FIELDS):
-        mine, other = getattr(own, name, None), getattr(theirs, name, None)
-        if mine != other:
-            faults.add(f"{SECTION}.{name} is {other!s:.60}, the target's is {mine!s:.60}")
+        wants, has = getattr(config, name, None), getattr(of_section, name, None)
+        if has != wants:
+            faults.add(f"{SECTION}.{name} is {has!s:.60}, the target's is {wants!s:.60}")
 
 
 def is_whole_model(checkpoint: FoundCheckpoint) -> bool:
@@ -231,14 +233,14 @@ def check_copy(name: str, checkpoint: FoundCheckpoint, target: AbstractTarget, f
     """A copy of the target's embedding or LM head is not needed, and must be one: modules here share the target's."""
     copy = checkpoint.read([name])[name]
     if name.endswith("embed_tokens.weight"):
-        own: Tensor = target.embedding
+        table: Tensor = target.embedding
     else:
         hidden = target.shape.hidden_size
         identity = torch.eye(hidden, dtype=target.dtype, device=target.device)
-        own = torch.cat([target.unembed(rows[None])[0].float() for rows in identity.split(256)]).T
-    if copy.shape != own.shape:
-        faults.add(f"{name} is {list(copy.shape)}, the target's is {list(own.shape)}")
-    elif not torch.allclose(copy.to(own.device).float(), own.to(copy.dtype).float(), rtol=1e-2, atol=1e-5):
+        table = torch.cat([target.unembed(rows[None])[0].float() for rows in identity.split(256)]).T
+    if copy.shape != table.shape:
+        faults.add(f"{name} is {list(copy.shape)}, the target's is {list(table.shape)}")
+    elif not torch.allclose(copy.to(table.device).float(), table.to(copy.dtype).float(), rtol=1e-2, atol=1e-5):
         faults.add(f"{name} is its own and not the target's, which modules here share")
 
 
