@@ -75,8 +75,9 @@ def table_of(record: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[s
     network = "with" if record["network"] else "without"
     loads = [load for run in runs for load in (run["load_before"], run["load_after"])]
     what = (
-        f"`draftsmith rehearse` of every recipe and target that it offers, {network} a network, in fresh homes, beside "
-        f"loads of {min(loads):.1f} to {max(loads):.1f} on {record['machine']['num_cores']} cores."
+        f"`draftsmith rehearse` of every recipe and target that it offers, {network} a network, in fresh homes, on "
+        f"{record['machine']['num_cores']} cores; load averages before and after were {min(loads):.1f} to "
+        f"{max(loads):.1f}."
     )
     rows = []
     for run in runs:
