@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import resource
@@ -17,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from benchmarks.record import ROOT, write_record
+from benchmarks.record import RESULTS, ROOT, commit, write_record
 from flows.services.child import PR_SET_CHILD_SUBREAPER, prctl
 from flows.spec.schema import load_spec
 
@@ -49,6 +51,7 @@ def rehearse(recipe: str, model: str) -> dict[str, Any]:
     return {
         "recipe": recipe,
         "model": model,
+        "commit": commit(),
         "exit_code": done.returncode,
         "passed": sum(state == "passed" for state, _ in steps.values()),
         "steps": {name: of_step for name, (_, of_step) in steps.items()},
@@ -72,8 +75,9 @@ def table_of(record: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[s
     network = "with" if record["network"] else "without"
     loads = [load for run in runs for load in (run["load_before"], run["load_after"])]
     what = (
-        f"`draftsmith rehearse` of every recipe and target that it offers, {network} a network, in fresh homes, beside "
-        f"loads of {min(loads):.1f} to {max(loads):.1f} on {record['machine']['num_cores']} cores."
+        f"`draftsmith rehearse` of every recipe and target that it offers, {network} a network, in fresh homes, on "
+        f"{record['machine']['num_cores']} cores; load averages before and after were {min(loads):.1f} to "
+        f"{max(loads):.1f}."
     )
     rows = []
     for run in runs:
@@ -101,7 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     assert runs, "no recipe offers that"
     network = any(name != "lo" and state.isup for name, state in psutil.net_if_stats().items())
-    print(write_record("rehearsals", {"network": network, "runs": runs}))
+    today = RESULTS / f"rehearsals-{datetime.now(UTC):%Y-%m-%d}.json"
+    before = json.loads(today.read_text(encoding="utf-8"))["runs"] if today.is_file() else []
+    made = {(run["recipe"], run["model"]): run for run in (*before, *runs)}  # those not asked for stay as they were
+    print(write_record("rehearsals", {"network": network, "runs": list(made.values())}))
 
 
 if __name__ == "__main__":

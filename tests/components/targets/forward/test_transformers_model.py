@@ -10,13 +10,14 @@ import pytest
 import torch
 from changed_folders import changed_config
 from tiny_families import FAMILIES, MULTIMODAL, RECURRENT, REFUSED, VOCAB_SIZE, make_family
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.contract import UserError
 from components.targets.forward import transformers_model
 from components.targets.forward.transformers_model import TransformersTarget
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
-from components.targets.shape import kv_bytes_per_token
+from components.targets.shape import kv_bytes_per_token, shape_of
 
 EVERY = [*FAMILIES, *MULTIMODAL]
 LENGTH = 40
@@ -185,3 +186,20 @@ def test_a_family_that_cannot_be_verified_is_refused_by_name(family: str, tmp_pa
     with pytest.raises(UserError, match=REASONS[family]) as refused:
         open_target(make_family(family, tmp_path), kernel="transformers")
     assert "\n" not in str(refused.value)
+
+
+def test_a_deep_model_in_bfloat16_may_round_and_not_mix_tokens_outside_its_cache() -> None:
+    """48 layers that weigh the same, as in a stand-in of Gemma-3-12B."""
+    config = AutoConfig.for_model(
+        "gemma3_text", vocab_size=20_000, hidden_size=128, intermediate_size=128, num_hidden_layers=48,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=256,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    TransformersTarget(model, shape_of(config, "deep"), location="deep")
+    for layer in model.model.layers[10:20]:
+        layer.register_forward_pre_hook(
+            lambda _, inputs: (inputs[0] + 0.1 * inputs[0].mean(1, keepdim=True), *inputs[1:])
+        )
+    with pytest.raises(UserError, match="other logits when tokens come in pieces"):
+        TransformersTarget(model, shape_of(config, "deep"), location="deep")
