@@ -498,7 +498,7 @@ def _decide(
 def _add_facts(client: MlflowClient, facts: ReleaseFacts, version: int, present: Mapping[str, str]) -> None:
     """Add the facts that a version lacks, if they are of the session that it has."""
     if present.get(SESSION_TAG, "") == facts.session:
-        write_facts(client, facts.name, version, facts.tags | present)
+        write_facts(client, facts.name, version, {**facts.tags, **present})
 
 
 def _move(
