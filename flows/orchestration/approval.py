@@ -24,6 +24,7 @@ from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
 from components.tables import Table
 from flows.execution.local_run import RunOutcome
+from flows.orchestration.notifications import Happened
 from storage.registry.fact_tags import tags_of
 from storage.registry.promotion_gate import Decision
 from storage.registry.registry import promote
@@ -88,12 +89,12 @@ def comparison(question: Question, minutes: float) -> str:
     )
 
 
-def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], None]) -> list[str]:
-    """Pause this flow run for each question and act on the answer; returns a line for each.
+def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], None]) -> Happened:
+    """Pause this flow run for each question and act on the answer; returns what came of each, with its line.
 
     say: receives one line when the run starts to wait.
     """
-    lines = []
+    happened: Happened = []
     for question in questions(home, outcome):
         what = f"{question.name} version {question.version}"
         say(f"{what} passed the gate and waits for an approval in the Prefect UI, at most {minutes:g} minutes")
@@ -101,13 +102,15 @@ def ask(home: Path, outcome: RunOutcome, minutes: float, say: Callable[[str], No
             answer = _pause(question, minutes)
         except FlowPauseTimeout:
             _resume_run()
-            lines.append(f"{what} was not promoted: nobody answered within {minutes:g} minutes; {by_hand(question)}")
+            line = f"{what} was not promoted: nobody answered within {minutes:g} minutes; {by_hand(question)}"
+            happened.append(("refused", line))
             continue
         if not answer.promote:
-            lines.append(f"{what} was not promoted: refused in the Prefect UI{_approval_reason(answer)}")
+            line = f"{what} was not promoted: refused in the Prefect UI{_approval_reason(answer)}"
+            happened.append(("refused", line))
             continue
-        lines.append(_promote(home, question, answer))
-    return lines
+        happened.append(_promote(home, question, answer))
+    return happened
 
 
 def unasked(home: Path, outcome: RunOutcome) -> list[str]:
@@ -123,12 +126,12 @@ def by_hand(question: Question) -> str:
     return f"`draftsmith promote {question.name} --version {question.version} --why ...` promotes it"
 
 
-def _promote(home: Path, question: Question, answer: Any) -> str:
+def _promote(home: Path, question: Question, answer: Any) -> tuple[str, str]:
     try:
         reason = f"approved in the Prefect UI{_approval_reason(answer)}"
-        return str(promote(home, question.name, question.version, reason, judge=judge).note)
+        return "promoted", promote(home, question.name, question.version, reason, judge=judge).note
     except UserError as error:  # the champion has changed meanwhile, and the gate now says no
-        return f"{question.name} version {question.version} was approved but not promoted: {error}"
+        return "refused", f"{question.name} version {question.version} was approved but not promoted: {error}"
 
 
 def _pause(question: Question, minutes: float) -> Any:

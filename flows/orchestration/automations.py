@@ -25,9 +25,13 @@ from prefect.exceptions import ObjectNotFound
 from components.contract import UserError
 from components.outside_json import JsonObject
 from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
-from flows.orchestration.notifications import VERDICTS, event_of, pipeline_resource
+from flows.orchestration.notifications import RUN_LINK, VERDICTS, event_of, pipeline_resource
 from flows.spec.schema import NotifySpec, Spec, TriggerSpec
 
+# Texts of notifications, which the server fills in: it knows by which address people reach it.
+FAILED = f"{{{{ flow_run.state.message }}}}\n\n{RUN_LINK}: {{{{ flow_run|ui_url }}}}"
+HAPPENED = "{{ event.payload.sentence }}\n\n{{ event.payload.links }}"
+ITS_PAGE = "the pipeline: {{ (automation|ui_url).partition('/automations')[0] }}/deployments/deployment/"
 FAILURES = ("prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut")
 
 
@@ -141,9 +145,9 @@ def _notifications(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterato
             if what == "failed":
                 runs = {"prefect.resource.id": "prefect.flow-run.*"}
                 facts: JsonObject = {"expect": {*FAILURES}, "match": runs, "match_related": _flow(pipeline)}
-                body = "{{ flow_run.state.message }} (run {{ flow_run.name }})"
+                body = FAILED
             else:
-                facts, body = {"expect": {event_of(what)}, "match": mine}, "{{ event.payload.sentence }}"
+                facts, body = {"expect": {event_of(what)}, "match": mine}, HAPPENED
             reaction = EventTrigger(posture=Posture.Reactive, threshold=1, **facts)
             yield _told(pipeline, what, reaction, to, body)
         if (days := declared.notify.verdict_within_days) is not None:
@@ -157,8 +161,12 @@ def _notifications(client: SyncPrefectClient, file: Path, spec: Spec) -> Iterato
 
 def _told(pipeline: str, what: str, reaction: EventTrigger, to: Any, body: str) -> _Wanted:
     """A notification of one thing, to the block with this id."""
-    send = SendNotification(block_document_id=to, subject=f"draftsmith: {pipeline} {what}", body=body)
-    return _Wanted("notify", f"{pipeline}: tell of {what}", reaction, lambda client: send)
+
+    def send(client: SyncPrefectClient) -> SendNotification:
+        text = body if what != "stale" else f"{body}\n\n{ITS_PAGE}{deployment_id(client, pipeline)}"
+        return SendNotification(block_document_id=to, subject=f"draftsmith: {pipeline} {what}", body=text)
+
+    return _Wanted("notify", f"{pipeline}: tell of {what}", reaction, send)
 
 
 def _block_id(client: SyncPrefectClient, file: Path, pipeline: str, notify: NotifySpec) -> Any:

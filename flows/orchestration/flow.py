@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
-from components.contract import Artifact, NothingNew, UserError
+from components.contract import Artifact, NothingNew, Page, UserError
 from components.text import shorten
 from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
@@ -32,7 +33,7 @@ from flows.orchestration.compiled_flow import compile_flow
 from flows.orchestration.notifications import Happened, happened_in, tell
 from flows.orchestration.prefect_server import TemporaryServer
 from flows.orchestration.retry import try_again
-from flows.orchestration.ui_artifacts import Screen
+from flows.orchestration.ui_artifacts import Screen, links_of
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
@@ -105,9 +106,11 @@ def run_as_tasks(
         )
         screen.leave_machine()
         screen.show_outcome(outcome)
-        answers = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
+        files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
+        links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
+        answers = _tell(plan, happened_in(outcome), somebody_may_answer, links)
+        answers += _ask_approval(plan, store, outcome, screen, somebody_may_answer, links)
         answers += try_again(plan, outcome)
-        answers += _tell(plan, happened_in(outcome), somebody_may_answer)
     except (UserError, StepFailed) as error:
         results.append(error)
         screen.show_failure(error)
@@ -127,21 +130,27 @@ def run_as_tasks(
     return Completed(name="Completed" if whole else "Partial", message=message)
 
 
-def _tell(plan: Plan, happened: Happened, watched: bool) -> list[str]:
+def _tell(plan: Plan, happened: Happened, watched: bool, links: Sequence[tuple[str, str]] = ()) -> list[str]:
     """Tell whom the pipeline names; one line for each that could not be told."""
     notify = plan.declared.notify if plan.declared is not None else None
-    return tell(plan.pipeline, happened, notify, watched=watched)
+    return tell(plan.pipeline, happened, notify, links, watched=watched)
 
 
 def _ask_approval(
-    plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, somebody_may_answer: bool
+    plan: Plan,
+    store: Store,
+    outcome: RunOutcome,
+    screen: Screen,
+    somebody_may_answer: bool,
+    links: Sequence[tuple[str, str]],
 ) -> list[str]:
-    """Ask for approval of new champions if the pipeline requires it; returns one line for each answer."""
+    """Ask for approval of new champions if the pipeline requires it, and tell the answers; one line for each."""
     if plan.approval_minutes is None or outcome.nothing_new:
         return []
     if not somebody_may_answer:
         return unasked(store.home, outcome)
-    return ask(store.home, outcome, plan.approval_minutes, screen.note)
+    answered = ask(store.home, outcome, plan.approval_minutes, screen.note)
+    return [line for _, line in answered] + _tell(plan, answered, True, links)
 
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:

@@ -1,24 +1,28 @@
 """PREFECT: what a run tells of itself besides its state: promoted, refused, waiting for a yes, drift; and to whom.
 
-A run sends one event for each, about `draftsmith.pipeline.NAME`, with its sentence. Automations (automations.py) turn
-them into notifications. On the temporary server of a `draftsmith run` no automation is looked at, so there the run
-notifies by itself, through the same block. Whatever goes wrong with that is one line: all else of the run is kept.
+A run sends one event for each, about `draftsmith.pipeline.NAME`, with its sentence and the addresses of its report and
+of its pages, as people reach them (`up --public-url`). Automations (automations.py) turn them into notifications. On
+the temporary server of a `draftsmith run` no automation is looked at, so there the run notifies by itself, through the
+same block. Whatever goes wrong with that is one line: all else of the run is kept.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
+from prefect.utilities.urls import url_for
 
 from components.contract import Measurements
 from components.text import message_of
 from flows.execution.local_run import RunOutcome
 from flows.spec.schema import NotifySpec
 
+RUN_LINK = "the run"
 VERDICTS = ("promoted", "refused", "waiting")
 Happened = list[tuple[str, str]]
 """What happened in a run, a word each, and its sentence."""
@@ -46,24 +50,37 @@ def happened_in(outcome: RunOutcome) -> Happened:
     return happened + [("drift", str(info["drift"])) for info in drifts if info.get("drifted")]
 
 
-def tell(pipeline: str, happened: Happened, notify: NotifySpec | None, *, watched: bool) -> list[str]:
+def tell(
+    pipeline: str,
+    happened: Happened,
+    notify: NotifySpec | None,
+    links: Iterable[tuple[str, str]] = (),
+    *,
+    watched: bool,
+) -> list[str]:
     """Tell the server what happened, or those who are to be notified; one line for each that could not be told.
 
-    watched: the server is one that goes on, and looks at automations.
+    links: (label, address) of what shows more. watched: the server is one that goes on, and looks at automations.
     """
     try:
         if watched:
-            _send(pipeline, happened)
+            page = url_for("flow-run", flow_run.id) if flow_run.id else None
+            _send(pipeline, happened, _as_lines([*links, *([(RUN_LINK, page)] if page else ())]))
         elif notify is not None:
             for what, sentence in happened:
                 if what in notify.on:
-                    _notify(notify.to, f"draftsmith: {pipeline} {what}", sentence)
+                    body = "\n\n".join(part for part in (sentence, _as_lines(links)) if part)
+                    _notify(notify.to, f"draftsmith: {pipeline} {what}", body)
     except Exception as error:  # blocks are of many classes, and so are their errors; a run is not lost for a message
         return [f"nobody was notified: {type(error).__name__}: {message_of(error, 200)}"]
     return []
 
 
-def _send(pipeline: str, happened: Happened) -> None:
+def _as_lines(links: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{label}: {address}" for label, address in links)
+
+
+def _send(pipeline: str, happened: Happened, links: str) -> None:
     about = {"prefect.resource.id": pipeline_resource(pipeline), "prefect.resource.name": pipeline}
     run = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}", "prefect.resource.role": "flow-run"}
     events = [
@@ -72,7 +89,7 @@ def _send(pipeline: str, happened: Happened) -> None:
             "occurred": datetime.now(UTC).isoformat(),
             "resource": about,
             "related": [run],
-            "payload": {"sentence": sentence},
+            "payload": {"sentence": sentence, "links": links},
             "id": str(uuid.uuid4()),
         }
         for what, sentence in happened

@@ -146,7 +146,7 @@ class Screen:
             for name, artifact in outcome.artifacts.items()
             if isinstance(artifact, Page | Release)
         ]
-        links = _links(self.store, outcome)
+        links = links_of(self.store, outcome)
         policy = policies[-1] if policies else None
         self._try(lambda: self._update_run_card(verdict_card(policy, became, links), "the verdict, and why"))
 
@@ -253,7 +253,7 @@ class Screen:
             sys.stderr.write(f"the Prefect UI shows less of this run: {type(error).__name__}: {message}\n")
 
 
-def _links(store: Store, outcome: RunOutcome) -> list[tuple[str, str]]:
+def links_of(store: Store, outcome: RunOutcome) -> list[tuple[str, str]]:
     """(label, address) of the reports and of the run in MLflow, as far as servers show them."""
     pages = [artifact.key for artifact in outcome.artifacts.values() if isinstance(artifact, Page)]
     links = [("the report", address) for key in pages if (address := report_address(store.home, key))]

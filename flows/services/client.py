@@ -223,6 +223,7 @@ def client_environment(services: Services) -> dict[str, str]:
     """The environment variables that a client of these servers needs."""
     environment = {
         "PREFECT_API_URL": services.prefect_api_url,
+        "PREFECT_UI_URL": services.prefect_pages,  # in links
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"],
     }

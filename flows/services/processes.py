@@ -153,7 +153,7 @@ def _prefect(settings: Settings, services: Services) -> Part:
         "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origins,
         "PREFECT_SERVER_UI_API_URL": "/api",  # the port alone does not reach the UI
-        "PREFECT_UI_URL": services.prefect_pages,  # in links of notifications
+        "PREFECT_UI_URL": services.prefect_pages,  # in links of notifications, as its clients have it
         # a run ends its own pause; ended by the server as well, it would be Failed for a moment
         "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
     }

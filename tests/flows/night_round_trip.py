@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from pipeline_builder import pipeline, step, written  # noqa: E402
+from webhook import BLOCK, Webhook  # noqa: E402
 
 from flows.orchestration.prefect_server import prepare  # noqa: E402
 
@@ -39,38 +37,11 @@ def nights(until: str) -> str:
     return written(lost, noisy)
 
 
-class Webhook:
-    """A web server that somebody's messages go to. received: their subjects and bodies."""
-
-    def __init__(self) -> None:
-        received: list[dict[str, str]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.received, self.server = received, HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def until_heard(self, *wanted: str, within_s: float = 240) -> dict[str, str]:
-        """Subject -> body of the first message of each, once these subjects are among them."""
-        deadline = time.monotonic() + within_s
-        while not {*wanted} <= {one["subject"] for one in self.received} and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return {one["subject"]: one["body"] for one in reversed(self.received)}
-
-
 def main(file: Path, home: Path, until: str) -> dict[str, object]:
     """The state of each run (name, message), what is scheduled then (parameters and when), and what was told."""
     home.mkdir(exist_ok=True)
     file.write_text(nights(until))
     prepare(home)
-    from prefect.blocks.notifications import CustomWebhookNotificationBlock
     from prefect.client.orchestration import get_client
 
     from components.contract import UserError
@@ -85,9 +56,7 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
     except UserError as error:
         said["no block"] = str(error)
     webhook = Webhook()
-    form = {"subject": "{{subject}}", "body": "{{body}}"}
-    address = f"http://127.0.0.1:{webhook.server.server_port}/"
-    CustomWebhookNotificationBlock(name="ops", url=address, json_data=form).save("ops")
+    subprocess.run([sys.executable, "-c", BLOCK, webhook.address], check=True)
     apply_changes(plan_changes(file, home, packages))
     said["deployed again"] = [str(change) for change in plan_changes(file, home, packages)]
     with get_client(sync_client=True) as client:
@@ -103,7 +72,9 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
             )
             state = client.read_flow_run(run.id).state
             assert state is not None and state.is_final(), done.stderr
-            said[name] = [state.name, state.message]
+            said[name] = [state.name, state.message, f"{os.environ['PREFECT_UI_URL']}/runs/flow-run/{run.id}"]
+        page = f"/deployments/deployment/{client.read_deployment_by_name('lost/lost').id}"
+        said["page"] = f"{os.environ['PREFECT_UI_URL']}{page}"
         said["again"] = [
             [run.parameters, str(run.expected_start_time)]
             for run in client.read_flow_runs()
@@ -111,10 +82,13 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
         ]
     notify = load_spec(file).pipelines["lost"].notify
     happened = [("drift", "acceptance fell"), ("promoted", "nobody asked")]
-    said["not told"] = tell("lost", happened, notify, watched=True)
+    links = [("the report", "https://draft.example.com/reports/k1/")]
+    said["not told"] = tell("lost", happened, notify, links, watched=True)
     said["told"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift", "stale")))
     webhook.received.clear()
-    said["not told"] = tell("lost", [*happened, ("failed", "it died")], notify, watched=False)  # on a temporary server
+    said["not told"] = tell(
+        "lost", [*happened, ("failed", "it died")], notify, links, watched=False
+    )  # on a temporary server
     said["told by the run"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift")))
     return said
 

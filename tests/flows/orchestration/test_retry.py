@@ -46,17 +46,19 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     home, file, began = tmp_path / "home", tmp_path / "pipelines.yaml", datetime.now(UTC)
     until = f"{began + timedelta(hours=3):%H:%M}"
     command = [sys.executable, str(HERE / "night_round_trip.py"), str(file), str(home), until]
-    env = environment(home, PREFECT_API_URL=server, PYTHONPATH=str(HERE.parents[1]))
+    env = environment(
+        home, PREFECT_API_URL=server, PREFECT_UI_URL=server.removesuffix("/api"), PYTHONPATH=str(HERE.parents[1])
+    )
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
 
-    state, reason = said["lost"]
+    state, reason, failed_run = said["lost"]
     assert state == "Failed" and "no registered model 'oak'" in reason and "`draftsmith run quickstart`" in reason
     rows = query("SELECT pipeline, status, how, reason FROM v_run ORDER BY started_at", home)[1]
     assert rows[0] == ("lost", "failed", "prefect", reason)
 
-    state, message = said["noisy"]
+    state, message, _ = said["noisy"]
     told = "the measurement was disturbed: other work ran meanwhile"
     assert (state, rows[1]) == ("Completed", ("noisy", "completed", "prefect", told))
     ((parameters, when),) = said["again"]
@@ -67,10 +69,13 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
 
     assert "no block 'custom-webhook/ops' on the server" in said["no block"] and said["deployed again"] == []
     assert said["not told"] == []
-    by_the_run = {"draftsmith: lost failed": "it died", "draftsmith: lost drift": "acceptance fell"}
+    where = "\n\nthe report: https://draft.example.com/reports/k1/"
+    by_the_run = {"draftsmith: lost failed": f"it died{where}", "draftsmith: lost drift": f"acceptance fell{where}"}
     assert by_the_run.items() <= said["told by the run"].items()
     heard = said["told"]
-    assert heard["draftsmith: lost drift"] == "acceptance fell"
+    assert heard["draftsmith: lost drift"] == f"acceptance fell{where}"
     assert "draftsmith: lost promoted" not in {*heard, *said["told by the run"]}  # nobody asked for it
     assert heard["draftsmith: lost failed"].startswith(reason)
+    assert heard["draftsmith: lost failed"].endswith(f"the run: {failed_run}")
     assert heard["draftsmith: lost stale"].startswith("lost: no verdict for 0.0002 days")
+    assert heard["draftsmith: lost stale"].endswith(f"the pipeline: {said['page']}")

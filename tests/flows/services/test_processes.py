@@ -138,6 +138,7 @@ def test_links_have_the_public_address_and_programs_here_the_one_of_loopback(set
         assert mlflow_address(home) == "https://draft.example/mlflow"
     assert services.prefect_pages == "https://draft.example"
     assert client_environment(services)["PREFECT_API_URL"] == "http://127.0.0.1:14999/api"
+    assert client_environment(services)["PREFECT_UI_URL"] == "https://draft.example", "in links of notifications"
     prefect = parts(public)["prefect"].environment
     assert prefect["PREFECT_UI_URL"] == "https://draft.example"
     assert prefect["DRAFTSMITH_ALLOWED_HOSTS"].split(",")[-1] == "draft.example"
