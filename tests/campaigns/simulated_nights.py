@@ -3,7 +3,8 @@
 Real are the target, the data steps, training, decisions, releases, the store, the history, MLflow's registry and the
 gate, kills and the full disk; in the nights of IN_PREFECT also Prefect, by a server that is started for the run.
 Simulated are the calendar (a night begins when the one before has ended), the traffic, and what a drafter gains
-(nightbox/simulated/measure.py), so that the truth of every champion is known.
+(nightbox/simulated/measure.py), so that the truth of every champion is known. What is released is not served here: the
+versions in MLflow have small code that loads no model.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from forked import Ended, forked
+from forked import Ended, forked, warm_up
 from nightbox.simulated.measure import DEPTHS, HOST_MS, PLAIN_MS, draft_ms, verify_ms
 from pipeline_builder import Pipeline, pipeline, step, written
 from small_disk import ENOUGH, can_mount, change, small_disk, used_bytes
@@ -31,13 +34,18 @@ from components.promotion import MAX_SLOWDOWN
 from flows import cli
 from storage import journal
 from storage.artifacts.store import Store
+from storage.collect import usage
 from storage.history.query import query
+from storage.registry import versions as model_versions
 from storage.registry.registry import champion_that_counts
-from storage.registry.tracking import mlflow_error, open_client
+from storage.registry.tracking import open_client
 
 MODEL = "oracle"
 CHAMPION = f"registry:{MODEL}@champion"
+MODEL_FILE = Path(__file__).parents[1] / "storage" / "model_file.py"
 KEPT_RUNS, KEPT_VERSIONS = 3, 2
+LOADED_ONCE = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.db")
+"""By this process, which all commands are forked from."""
 IN_PREFECT = ("empty", "late", "moved alias")  # nights that run as flows, on a Prefect server started for each
 
 
@@ -102,7 +110,7 @@ class Night:
     """One night. what: came of the day before and of the night itself. status, sentence: as the history has them.
 
     champion: its version after the night. speed: the true speedup at which it serves. waiting: conversations of the
-    traffic that no drafter in its line has used. mib: of the home after `gc`; None where none ran.
+    traffic that no drafter in its line has used. mib: of the home before and after `gc`; empty where none ran.
     """
 
     number: int
@@ -112,37 +120,47 @@ class Night:
     champion: int = 0
     speed: float = 0.0
     waiting: int = 0
-    mib: float | None = None
+    mib: tuple[float, ...] = ()
     seconds: float = 0.0
 
 
 @dataclass
 class Month:
-    """A home, its traffic, and the nights so far."""
+    """A home, its traffic, and the nights so far. limit: of new conversations to be trained on in a night.
+
+    speed: the true speedup of the first champion.
+    """
 
     folder: Path
     seed: int
     limit: int = 16
+    speed: float = 0.0
     nights: list[Night] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        mlflow_error()  # loads MLflow once, before the processes of the nights are forked
+        for module in LOADED_ONCE:
+            import_module(module)
         self.chance = random.Random(self.seed)
         self.home, self.traffic = self.folder / "disk" / "home", self.folder / "traffic"
         self.file, self.arrived = self.folder / "pipelines.yaml", list[str]()
         for place in (self.home.parent, self.traffic, self.folder / "world"):
             place.mkdir(parents=True, exist_ok=True)
+        self.settings = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+        warm_up(self.settings)
         make_tiny_target("llama", self.folder / MODEL)
         self._write_chats(self.folder / "first.jsonl", [f"first question {number}" for number in range(90)])
         self.file.write_text(written(first(self.folder), nightly(self.folder, self.limit)), encoding="utf-8")
 
     def draftsmith(self, *arguments: str, **options: Any) -> Ended:
         """A command on the home, with the simulated steps beside the real ones."""
-        settings = {"DRAFTSMITH_HOME": str(self.home), "TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
-        packages = ("components", "nightbox")
+
+        def command() -> int:
+            model_versions.MODEL_CODE = MODEL_FILE
+            return cli.main(arguments, packages=("components", "nightbox"))
+
         options.setdefault("limit_s", 1800.0)  # this machine may do much else
-        return forked(lambda: cli.main(arguments, packages=packages), environment=settings, **options)
+        return forked(command, environment={"DRAFTSMITH_HOME": str(self.home), **self.settings}, warm=True, **options)
 
     def run(self, name: str, how: str = "direct", **options: Any) -> Ended:
         """A pipeline. how: "direct", as a worker runs it but for Prefect, or "prefect", on a server of its own."""
@@ -211,7 +229,7 @@ class Month:
             self._move_alias("previous")
         elif what == "moved alias":
             self._move_alias("refused")
-        before = self._state()
+        before = self.state()
         busy = self.folder / "world" / "busy"
         if what == "busy":
             busy.touch()
@@ -240,16 +258,16 @@ class Month:
         if f"`{command} ...`" not in night.sentence:
             self.faults.append(f"night {night.number}, {night.what}: does not name `{command}`: {night.sentence!r}")
         ended = self.draftsmith(*command.split()[1:], "moved by mistake")
-        if ended.code or self._state()["disputed"]:
+        if ended.code or self.state()["disputed"]:
             self.faults.append(f"night {night.number}, {night.what}: not settled: {ended.said[-300:]}")
 
     def _measured_again(self, night: Night) -> Night:
         """A disturbed night once its machine is quiet: what `retry` does later the same night, by hand."""
-        before = self._state()
+        before = self.state()
         ended = self.draftsmith("remeasure", MODEL, "--file", str(self.file))
         if ended.fault or ended.code:
             self.faults.append(f"night {night.number}, measured again: {ended.fault or ended.said}")
-        after = self._state()
+        after = self.state()
         self._check_champion(f"night {night.number}, measured again", before, after)
         measured = next((line.strip() for line in ended.said.splitlines() if "newer evidence" in line), "")
         if not measured:
@@ -267,7 +285,7 @@ class Month:
 
     def _told(self, number: int, what: str, ended: Ended, before: dict[str, Any]) -> Night:
         """The night as the records tell it, held against what may be."""
-        after = self._state()
+        after = self.state()
         night = Night(
             number, what, after["status"], after["sentence"], after["champion"], seconds=round(ended.seconds, 1)
         )
@@ -298,7 +316,7 @@ class Month:
 
     def _move_alias(self, which: str) -> None:
         """A person makes another version champion in MLflow itself: the one before, or one that the gate refused."""
-        to = self._state()[which]
+        to = self.state()[which]
         assert to is not None, f"a month in which no version is {which} tries nothing"
 
         def move() -> None:
@@ -308,15 +326,19 @@ class Month:
 
     def collect(self) -> None:
         """`gc` after the night, as an operator has it run."""
+        before = self._mib()
         ended = self.draftsmith("gc", "--runs", str(KEPT_RUNS), "--versions", str(KEPT_VERSIONS))
         if ended.fault or ended.code:
             self.faults.append(f"gc after night {len(self.nights)}: {ended.fault or ended.said}")
-        size = sum(file.lstat().st_size for file in self.home.rglob("*") if file.is_file())
-        self.nights[-1].mib = round(size / (1 << 20), 2)
+        self.nights[-1].mib = (before, self._mib())
+
+    def _mib(self) -> float:
+        """Of the home, where a file with several names counts once."""
+        return round(sum(use.num_bytes for use in usage(self.home)) / (1 << 20), 2)
 
     # ---- what is so
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         found: dict[str, Any] = self.in_home(lambda: state_of(self.home, self.folder / "world", self.arrived))
         return found
 
@@ -342,6 +364,7 @@ def state_of(home: Path, world: Path, arrived: Sequence[str]) -> dict[str, Any]:
     entries = journal.read(home / "runs" / f"{run_id}.jsonl") if run_id else []
     traffic = next((entry for entry in entries if entry.get("step") == "traffic" and entry.get("key")), None)
     used, faults = used_by(home, tags["draftsmith.draft_key"])
+    faults += [f"used and never arrived: {question}" for question in used.difference(arrived)]
     return {
         "runs": len(rows),
         "status": status,
@@ -417,6 +440,7 @@ def month(folder: Path, plan: Sequence[str], seed: int, *, gc_every: int = 3) ->
         began = here.run("first")
         assert began.code == 0, began.said
         tried = [what for what in plan if what != "full disk" or can_mount()]
+        here.speed = here.state()["speed"]
         for number, what in enumerate(tried, start=1):
             here.night(what)
             if number % gc_every == 0:
@@ -428,16 +452,22 @@ def month(folder: Path, plan: Sequence[str], seed: int, *, gc_every: int = 3) ->
             here.faults.append(f"run {run_id} is {status} without a sentence")
         doctor = here.draftsmith("doctor")
         here.faults += [f"doctor: {doctor.said[-600:]}"] * ("the promotion log are whole" not in doctor.said)
-        sizes = [night.mib for night in here.nights if night.mib is not None]
+        sizes = [night.mib for night in here.nights if night.mib]
         promoted = sum(a.champion < b.champion for a, b in pairwise(here.nights))
         return {
             "nights": len(here.nights),
+            "by_kind": dict(Counter(night.what for night in here.nights)),
             "not_tried": [] if can_mount() else ["full disk"],
+            "simulated": "the calendar, the traffic, and what is measured of a drafter",
+            "seconds_a_night": median(night.seconds for night in here.nights),
             "promoted": promoted,
             "refused": sum("not promoted" in night.sentence for night in here.nights),
             "conversations": len(here.arrived),
+            "used_once": len(here.arrived) - here.nights[-1].waiting,
             "waiting": here.nights[-1].waiting,
-            "mib_after_gc": sizes,
+            "mib_before_gc": [before for before, _ in sizes],
+            "mib_after_gc": [after for _, after in sizes],
+            "true_speed": [here.speed, here.nights[-1].speed],
             "faults": here.faults,
             "each_night": [asdict(night) for night in here.nights],
         }
