@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -103,12 +103,12 @@ def forked(
         return Ended(code, told.read().decode("utf-8", "replace"), seconds)
 
 
-def warm_up(environment: Mapping[str, str]) -> None:
-    """Start the fork server of steps in this process, for the children that are `warm`."""
+def warm_up(environment: Mapping[str, str], modules: Sequence[str]) -> None:
+    """Start the fork server of steps in this process, for the children that are `warm`. modules: loaded there too."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, **environment}.items():
             patch.setenv(name, value)
-        forkserver.set_forkserver_preload(list(PRELOAD))
+        forkserver.set_forkserver_preload([*PRELOAD, *modules])
         forkserver.ensure_running()
 
 

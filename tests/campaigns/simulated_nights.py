@@ -44,8 +44,18 @@ MODEL = "oracle"
 CHAMPION = f"registry:{MODEL}@champion"
 MODEL_FILE = Path(__file__).parents[1] / "storage" / "model_file.py"
 KEPT_RUNS, KEPT_VERSIONS = 3, 2
-LOADED_ONCE = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.db")
-"""By this process, which all commands are forked from."""
+LOADED_HERE = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.db")
+"""Loaded once by this process, which all commands are forked from."""
+LOADED_FOR_STEPS = (
+    "transformers.models.llama.modeling_llama",
+    "components.data.responses.generate",
+    "components.data.features.record",
+    "components.drafts.training.from_features",
+    "components.publish.release.export",
+    "components.report.pages.drafter",
+    "components.speedup.confirm",
+)
+"""Loaded once by the server that all steps are forked from."""
 IN_PREFECT = ("empty", "late", "moved alias")  # nights that run as flows, on a Prefect server started for each
 
 
@@ -139,7 +149,7 @@ class Month:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for module in LOADED_ONCE:
+        for module in LOADED_HERE:
             import_module(module)
         self.chance = random.Random(self.seed)
         self.home, self.traffic = self.folder / "disk" / "home", self.folder / "traffic"
@@ -147,7 +157,7 @@ class Month:
         for place in (self.home.parent, self.traffic, self.folder / "world"):
             place.mkdir(parents=True, exist_ok=True)
         self.settings = {"TMPDIR": str(self.folder), "OMP_NUM_THREADS": "1"}
-        warm_up(self.settings)
+        warm_up(self.settings, LOADED_FOR_STEPS)
         make_tiny_target("llama", self.folder / MODEL)
         self._write_chats(self.folder / "first.jsonl", [f"first question {number}" for number in range(90)])
         self.file.write_text(written(first(self.folder), nightly(self.folder, self.limit)), encoding="utf-8")
