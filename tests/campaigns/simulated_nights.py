@@ -102,7 +102,7 @@ def nightly(folder: Path, limit: int) -> Pipeline:
         features=step("data.record_features", by, "answers"),
         draft=step(
             "drafts.train_draft", by, "features", {"start_from": CHAMPION},
-            **{**TRAINED, "method": "auto"}, num_steps=4, eval_every=2,
+            **{**TRAINED, "method": "auto"}, num_steps=12, eval_every=2, peak_lr=1.0e-3,
         ),
         acceptance=step("simulated.measure_acceptance", mixed, "draft", world=world),
         champion_acceptance=step("simulated.measure_acceptance", mixed, {"draft": CHAMPION}, world=world),
@@ -132,6 +132,7 @@ class Night:
     waiting: int = 0
     mib: tuple[float, ...] = ()
     seconds: float = 0.0
+    code: int | None = 0
 
 
 @dataclass
@@ -227,10 +228,10 @@ class Month:
         """One night after a day of this kind; faults are what no night may do."""
         number = len(self.nights) + 1
         options: dict[str, Any] = {}
-        if what not in ("empty", "late"):
-            self.arrive(number, self.chance.choice((20, 28, 60) if what == "new" else (24, 30)))
+        if what not in ("empty", "late", "quiet"):
+            self.arrive(number, self.chance.choice((14, 20, 48) if what == "new" else (12, 16)))
         if what == "late":
-            self.arrive(number, 24, f"a-late-{number:02d}.jsonl")
+            self.arrive(number, 14, f"a-late-{number:02d}.jsonl")
         elif what == "doubled":
             self.double()
         elif what == "malformed":
@@ -244,7 +245,7 @@ class Month:
         if what == "busy":
             busy.touch()
         elif what == "killed":
-            options["kill_after_s"] = self.chance.uniform(1.0, 0.9 * self._usual_seconds())
+            options["kill_after_s"] = self.chance.uniform(0.05, 0.95) * self._usual_seconds()
         if what == "full disk":
             change(self.home.parent, f"size={used_bytes(self.home.parent) + self.chance.randrange(1 << 20)}")
         how = "prefect" if what in IN_PREFECT else "direct"
@@ -291,13 +292,19 @@ class Month:
         )
 
     def _usual_seconds(self) -> float:
-        return max((night.seconds for night in self.nights), default=20.0)
+        return median(night.seconds for night in self.nights if night.what in ("new", "doubled", "malformed"))
 
     def _told(self, number: int, what: str, ended: Ended, before: dict[str, Any]) -> Night:
         """The night as the records tell it, held against what may be."""
         after = self.state()
         night = Night(
-            number, what, after["status"], after["sentence"], after["champion"], seconds=round(ended.seconds, 1)
+            number,
+            what,
+            after["status"],
+            after["sentence"],
+            after["champion"],
+            seconds=round(ended.seconds, 1),
+            code=ended.code,
         )
         night.speed, night.waiting = round(after["speed"], 4), after["waiting"]
         at = f"night {number}, {what}"
@@ -456,7 +463,7 @@ def month(folder: Path, plan: Sequence[str], seed: int, *, gc_every: int = 3) ->
             if number % gc_every == 0:
                 here.collect()
         for _ in range(2):  # two quiet nights: all that was held up by kills and refusals is taken up again
-            here.night("empty")
+            here.night("quiet")
         here.collect()
         for run_id, status in here.in_home(lambda: unexplained(here.home)):
             here.faults.append(f"run {run_id} is {status} without a sentence")
@@ -471,6 +478,7 @@ def month(folder: Path, plan: Sequence[str], seed: int, *, gc_every: int = 3) ->
             "simulated": "the calendar, the traffic, and what is measured of a drafter",
             "seconds_a_night": median(night.seconds for night in here.nights),
             "promoted": promoted,
+            "killed": sum(night.code == -signal.SIGKILL for night in here.nights),
             "refused": sum("not promoted" in night.sentence for night in here.nights),
             "conversations": len(here.arrived),
             "used_once": len(here.arrived) - here.nights[-1].waiting,

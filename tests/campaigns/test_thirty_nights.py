@@ -40,4 +40,4 @@ def check(found: dict[str, Any]) -> None:
 def test_thirty_nights(tmp_path: Path) -> None:
     found = recorded("thirty-nights", lambda: month(tmp_path, PLAN[:NIGHTS], SEED))
     check(found)
-    assert found["refused"]
+    assert found["refused"] and found["killed"]

@@ -40,7 +40,7 @@ def truth_of(world: Path, draft: Draft) -> float:
     truths: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if draft.key not in truths:
         parent = truths.get(str(draft.info.get("continued_from") or ""))
-        change = random.Random(draft.key).uniform(-0.05, 0.06)
+        change = random.Random(draft.key).uniform(-0.04, 0.06)
         truths[draft.key] = FIRST if parent is None else min(HIGHEST, max(LOWEST, parent + change))
         write_whole(file, json.dumps(truths, indent=1))
     return truths[draft.key]
