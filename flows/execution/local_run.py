@@ -36,7 +36,7 @@ class RunOutcome:
 
     mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
     noise: what disturbed a measurement that the gate refused, in one line; "" where that did not happen.
-    decided: what became of its releases, and what disturbed their measurement; one line each.
+    decided: what became of its releases, and what disturbed their measurement, or that all was reused; one line each.
     nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
     """
 
@@ -143,8 +143,8 @@ def execute(
             end_run(run, "killed", reason, soon=True)
             raise
         if not nothing_new and not made_new:
-            decided = [*plan.remarks]
-            end_run(run, "completed", "; ".join([f"nothing new: all {len(artifacts)} steps are reused", *decided]))
+            decided = [f"nothing new: all {len(artifacts)} steps are reused", *plan.remarks]
+            end_run(run, "completed", "; ".join(decided))
         else:
             policies = [artifact for artifact in artifacts.values() if isinstance(artifact, DepthPolicy)]
             noise = str(policies[-1].info.get("noise", "")) if policies else ""

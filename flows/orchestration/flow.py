@@ -125,8 +125,9 @@ def run_as_tasks(
     results.append(replace(outcome, notes=(*outcome.notes, *answers)))
     if outcome.nothing_new:
         return Completed(name="NothingNew", message=f"nothing new: {outcome.nothing_new}")
-    done = f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"
-    message = "; ".join([done, *outcome.decided, *answers])
+    made_new = len(screen.reused) < len(plan.steps)  # else that is what was decided
+    done = [f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"] * made_new
+    message = "; ".join([*done, *outcome.decided, *answers])
     return Completed(name="Completed" if whole else "Partial", message=message)
 
 

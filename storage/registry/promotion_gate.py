@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.promotion import Check, Evidence, Judge, ServingSetup
+from components.refusals import remedy
 from storage.history.query import as_records, measured_of, query
 
+NAMED = 3
+"""Failed checks that a sentence names; a version's page in MLflow names all."""
 _ENGINES = Path(__file__).with_name("engine_gate.sql")
 
 
@@ -35,8 +38,19 @@ class Decision:
         return all(check.passed for check in self.checks)
 
     def refusal(self) -> str:
-        """The checks that failed, in one line: of each what was measured, what was asked, and what to do."""
-        return "; ".join(check.refusal() for check in self.checks if not check.passed)
+        """The first checks that failed, in one line: of each what was measured and asked; what to do is said once."""
+        failed, said, clauses = [check for check in self.checks if not check.passed], set[str](), list[str]()
+        for check in failed[:NAMED]:
+            todo = remedy(check.name)
+            clauses.append(check.summary() if todo in said else check.refusal())
+            said.add(todo)
+        more = len(failed) - len(clauses)
+        return "; ".join([*clauses, *[f"and {more} more, on the version's page in MLflow"] * bool(more)])
+
+    def in_brief(self) -> str:
+        """The first check that failed, and how many more did."""
+        first, *more = [check.summary() for check in self.checks if not check.passed]
+        return first + (f", and {len(more)} more" if more else "")
 
     def justification(self) -> str:
         """Why the gate passed, in one line."""

@@ -271,7 +271,7 @@ def _standing(home: Path, client: MlflowClient, name: str, judge: Judge | None =
             decision = _decide(home, client, name, version, champion, judge)
         except UserError as error:  # a version that Draftsmith has not made, or whose evidence is gone
             return str(error)
-        return "" if decision.passed else f"the gate refuses it: {decision.refusal()}"
+        return "" if decision.passed else f"the gate refuses it: {decision.in_brief()}"
 
     return standing_of(moves, alias, refusal)
 

@@ -12,17 +12,19 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pytest
 from toy_garden import PACKAGES
 
 from flows import cli
 from flows.execution import engine
+from flows.execution.step_process import ENVIRONMENT, PRELOAD
 
 SEED = int(os.environ.get("DRAFTSMITH_SOAK_SEED", "0"))  # of the whole campaigns, which `make soak` runs
 TOO_LONG = 1200  # characters of a line that is meant for a person
@@ -69,17 +71,19 @@ def forked(
     environment: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
     kill_after_s: float | None = None,
+    warm: bool = False,
 ) -> Ended:
     """Do it in a child, in a process group of its own; what it gives is its exit code (None: 0).
 
     memory_bytes: how much more memory than now the child may map. kill_after_s: SIGKILL to the whole group after so
-    long, as a machine that goes down; without it, that happens only to a child that is not done after limit_s.
+    long, as a machine that goes down; without it, that happens only to a child that is not done after limit_s. warm:
+    steps are forked from the server of `warm_up`, so that no case loads their libraries; they die by their leash.
     """
     with tempfile.TemporaryFile() as told:
         started = time.monotonic()
         child = os.fork()
         if child == 0:
-            _be_child(act, told.fileno(), environment or {}, memory_bytes)
+            _be_child(act, told.fileno(), environment or {}, memory_bytes, warm)
         with suppress(ProcessLookupError, PermissionError):
             os.setpgid(child, child)  # the child does it too: whoever is first
         deadline = started + (limit_s if kill_after_s is None else kill_after_s)
@@ -97,6 +101,15 @@ def forked(
         seconds = time.monotonic() - started
         told.seek(0)
         return Ended(code, told.read().decode("utf-8", "replace"), seconds)
+
+
+def warm_up(environment: Mapping[str, str], modules: Sequence[str]) -> None:
+    """Start the fork server of steps in this process, for the children that are `warm`. modules: loaded there too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ENVIRONMENT, **environment}.items():
+            patch.setenv(name, value)
+        forkserver.set_forkserver_preload([*PRELOAD, *modules])
+        forkserver.ensure_running()
 
 
 def draftsmith(
@@ -124,7 +137,7 @@ def _command(arguments: tuple[str, ...]) -> int:
 
 
 def _be_child(
-    act: Callable[[], int | None], told: int, environment: Mapping[str, str], memory_bytes: int | None
+    act: Callable[[], int | None], told: int, environment: Mapping[str, str], memory_bytes: int | None, warm: bool
 ) -> None:
     code = 70
     try:
@@ -134,9 +147,13 @@ def _be_child(
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         os.environ.update(environment)
-        # The server that the parent may have started is no child of this process, which starts one of its own.
+        # The server that the parent may have started is no child of this process, which cannot wait for it.
         server = forkserver._forkserver  # type: ignore[attr-defined]
-        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
+        if warm:
+            assert server._forkserver_address is not None, "warm_up() comes first"
+            forkserver.ensure_running = server.ensure_running = lambda: None
+        else:
+            server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
         if "TMPDIR" in environment:
             tempfile.tempdir = None
         if memory_bytes is not None:

@@ -115,7 +115,7 @@ def test_a_run_from_the_form_refuses_a_wrong_number_then_runs_and_shows_what_it_
         page.wait_for("[...document.querySelectorAll('img[src^=\"data:image/svg\"]')].every(i => i.naturalWidth > 100)")
         page.screenshot(tmp_path / "5-decision.png")
     again = stand.wait(stand.start("toys", num_rows=7))
-    assert again["state"]["message"] == "6 steps, 6 of them reused"
+    assert again["state"]["message"] == "nothing new: all 6 steps are reused"
     deadline = time.monotonic() + 60  # unlike a run's, a task's state is an event, which may come after the run's end
     while "plant[fern] (reused)" not in (names := {task["name"] for task in stand.tasks_of(again["id"])}):
         assert time.monotonic() < deadline, names

@@ -84,6 +84,8 @@ def test_a_run_is_a_flow_with_a_task_for_each_step_and_says_what_it_reused(serve
     run(home, "toys", PREFECT_API_URL=server)
     flows = [row for row in ask(server, "flow_runs") if row["parameters"].get("num_rows") == 5]
     assert [row["state"]["type"] for row in flows] == ["COMPLETED", "COMPLETED"]
+    told = ["4 steps, 0 of them reused", "nothing new: all 4 steps are reused"]
+    assert [row["state"]["message"] for row in flows] == told
     assert flows[0]["flow_version"].startswith("sha256:")
     first, second = ({name: state for name, state, _ in tasks_of(server, flow["id"], 4)} for flow in flows)
     assert first == dict.fromkeys(["soil", "plant[fern]", "plant[moss]", "depth"], "Completed")

@@ -121,6 +121,11 @@ def test_other_text_worse_acceptance_and_fat_weights_are_refused_by_name(ask: As
         "size",
     }
     assert "at depth 3" in check(decision, "acceptance[all]").asked
+    told = decision.refusal()
+    assert told.count("train on more conversations") == 1 and told.endswith(
+        "; and 2 more, on the version's page in MLflow"
+    )
+    assert decision.in_brief().startswith("outputs that differ") and decision.in_brief().endswith(", and 4 more")
 
 
 def test_without_a_champion_the_releases_own_gate_decides(home: Path) -> None:
