@@ -46,6 +46,14 @@ def did_you_mean(word: object, choices: Iterable[str], most_named: int = 8) -> s
     return f" (known: {', '.join(names)})" if 0 < len(names) <= most_named else ""
 
 
+def kernel_in_words(kernel: str) -> str:
+    """The kernels of an opened target: a name, or layer shapes with a letter for every number of rows."""
+    name, is_by_shape, shapes = kernel.partition("[")
+    if not is_by_shape:
+        return f"{name} kernels"
+    return f"the quickest kernel for each of {len(shapes.split(','))} layer shapes and each number of rows"
+
+
 def visible(text: str) -> str:
     """Text for a page that shows it as it stands: line ends and tabs stay, control characters and marks that turn the
     direction of reading appear as their code points. HTML is not escaped here."""

@@ -35,6 +35,7 @@ from components.machine import free_ram
 from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
+from components.text import kernel_in_words
 
 ROUNDS = 10
 TOKENS = 12
@@ -72,7 +73,8 @@ def autotune(
             seconds=seconds,
             timed=not ctx.rehearsed,
         )
-    ctx.note(f"{tuned.num_threads} thread(s), kernel {tuned.kernel}")
+    threads_in_words = "1 thread" if tuned.num_threads == 1 else f"{tuned.num_threads} threads"
+    ctx.note(f"{threads_in_words}, {kernel_in_words(tuned.kernel)}")
     return Measurements.of_step(
         ctx,
         {

@@ -12,7 +12,7 @@ exactly therefore fix their rows and batch size too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from components.contract import UserError
 from components.targets.interface import AbstractCache, AbstractTarget
 
-PREFILL_TOKENS: Final = 8192
-"""Most tokens of one prefill pass, padding included (a longer prompt gets its own pass); bounds memory."""
+PREFILL_TOKENS: Final[Mapping[str, int]] = {"cuda": 8192, "cpu": 2048}
+"""Most tokens of one prefill pass, padding included (a longer prompt gets its own pass): its rows have a cache of their
+own until they are put into the batch's, which on a CPU would be as large as the target."""
 LENGTH_STEP: Final = 16  # prompts are padded to multiples of this: oneDNN compiles a bf16 kernel for every new shape
 ROW_STEP: Final = 8  # and batches shrink to multiples of this, or to 4, 2, 1
 FREE_SHARE: Final = 8
@@ -166,7 +167,7 @@ class _Batch:
         longest = 0
         for row in range(self.waiting, min(self.waiting + len(free), len(self.requests))):
             length = max(longest, _padded(len(self.requests[row].ids)))
-            if rows and length * (len(rows) + 1) > PREFILL_TOKENS:
+            if rows and length * (len(rows) + 1) > PREFILL_TOKENS[self.target.device.type]:
                 break
             rows.append(row)
             longest = length

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from components.contract import UserError
 from components.data.sources.addresses import PREFIX, is_url
-from components.outside_json import read_json
+from components.outside_json import JsonObject, read_object
 from components.pipeline_checks.positions import positions_of
 from components.positions import ROOM_FOR_GUESSES, SHORTEST_CACHE
 from components.targets.source import BUILTIN, local_folder
@@ -21,6 +21,7 @@ from flows.commands.run_output import duration
 from flows.commands.terminal import DEFAULT_FILE, Invocation, echo
 from flows.planning.machines import find_machine
 from flows.planning.plan import check_file
+from flows.planning.this_machine import has_cuda
 from flows.planning.workload import in_bytes
 from storage.artifacts.store import Store
 
@@ -53,8 +54,9 @@ def init(
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name}: take small letters, digits and hyphens, and a letter first")
     source = _model(model)
-    measured, longest = _lengths_that_fit(source)
-    text = first_pipeline(name, source, _prompts(prompts), engine, method, draft_vocab_size, measured, longest)
+    configured = local_folder(source)
+    config = {} if configured is None else read_object(configured / "config.json")
+    text = first_pipeline(name, source, config, _prompts(prompts), engine, method, draft_vocab_size)
     with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
         tried = Path(place) / DEFAULT_FILE
         tried.write_text(text, encoding="utf-8")
@@ -81,14 +83,14 @@ def init(
 def first_pipeline(
     name: str,
     model: str,
+    config: JsonObject,
     prompts: str,
     engines: list[str],
     methods: list[str],
     draft_vocab_size: int,
-    measured_tokens: int,
-    prompt_characters: int,
 ) -> str:
-    """The text of the file. model, prompts: as its steps take them; the last two: see _lengths_that_fit."""
+    """The text of the file. model, prompts: as its steps take them; config: the model's, {} where it is not here."""
+    measured_tokens, prompt_characters = _lengths_that_fit(config)
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
@@ -102,17 +104,18 @@ def first_pipeline(
         measured_tokens=measured_tokens,
         prompt_characters=prompt_characters,
         one_module="mtp" in methods and "vllm" in engines,
+        is_quantised=bool(config.get("quantization_config")),
+        dtype="bfloat16" if has_cuda() else "float32",
     )
 
 
-def _lengths_that_fit(model: str) -> tuple[int, int]:
+def _lengths_that_fit(config: JsonObject) -> tuple[int, int]:
     """(tokens of a context and of an answer, characters of a prompt) that measuring has room for, where the target has
     so few positions that the steps' own settings do not fit; else 0.
 
     A third of what drafts leave is an answer, the rest a prompt: some prompts are longer than others.
     """
-    folder = local_folder(model)
-    positions = None if folder is None else positions_of(read_json(folder / "config.json"))
+    positions = positions_of(config)
     if positions is None:
         return 0, 0
     tokens = (positions - ROOM_FOR_GUESSES) // 3 if positions < ROOMY else 0

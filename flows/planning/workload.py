@@ -17,6 +17,7 @@ from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
 from components.methods import AUTO, METHODS
 from components.outside_json import JsonObject
+from components.targets.generate import PREFILL_TOKENS
 from components.targets.shape import taps_of
 from components.targets.size import TargetSize, size_of_model
 from components.targets.source import local_folder
@@ -353,6 +354,7 @@ class Workload:
         moved = steps * ranks * (ahead.num_parts * of_a_part + 7 * ahead.weight_bytes)
         parts = {
             "weights": ahead.weight_bytes,
+            "the target's head": ahead.frozen_bytes,
             "gradients": ahead.peak.gradients,
             "optimiser": ahead.peak.optimiser,
             "features": ahead.peak.features,
@@ -406,7 +408,7 @@ class Workload:
         ahead = self.drafts.get(self._input(stage, "draft"))
         if ahead is not None:
             work = replace(work, flops=work.flops + rows.test * ahead.flops_of_row)
-            work.memory["drafter"] = ahead.num_parameters * ITEMSIZE[dtype]
+            work.memory["drafter"] = ahead.num_parameters * ITEMSIZE[dtype] + ahead.frozen_bytes
         return work
 
     def _budgeted(self, stage: Stage) -> Work:
@@ -416,8 +418,10 @@ class Workload:
             return _unknown_target()
         dtype = stage.settings["dtype"]
         drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
-        weights = sum(ahead.num_parameters for ahead in drafted if ahead is not None)
-        memory = {"target": size.num_params * ITEMSIZE[dtype], "drafters": weights * ITEMSIZE[dtype]}
+        drafters = sum(
+            ahead.num_parameters * ITEMSIZE[dtype] + ahead.frozen_bytes for ahead in drafted if ahead is not None
+        )
+        memory = {"target": size.num_params * ITEMSIZE[dtype], "drafters": drafters}
         return Work("budget", seconds=stage.settings["seconds"], dtype=dtype, memory=memory)
 
     def _export_release(self, stage: Stage) -> Work:
@@ -480,7 +484,9 @@ class Workload:
         kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
         moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
-        longest = max(rows.longest_prompt, rows.prompt_tokens) + rows.answer_tokens
+        longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
+        at_once = max(longest_prompt, min(PREFILL_TOKENS["cuda" if self.on_gpu else "cpu"], together * longest_prompt))
+        width = WORKING_WIDTHS * max(size.shape.intermediate_size, size.shape.hidden_size)
         return Work(
             "decoding",
             flops=prefill + size.flops(tokens, context, tokens),
@@ -489,7 +495,8 @@ class Workload:
             moved=moved,
             memory={
                 "target": size.num_params * itemsize,
-                "cache": round(together * longest * kv),
+                "cache": round(together * (longest_prompt + rows.answer_tokens) * kv),
+                "prompts read at once": round(at_once * (kv + width * itemsize)),
                 "logits": round(together * size.shape.vocab_size * 4),
             },
         )

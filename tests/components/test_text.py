@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.text import did_you_mean, message_of, nearest, one_line, shorten, visible
+from components.text import did_you_mean, kernel_in_words, message_of, nearest, one_line, shorten, visible
 
 
 def test_a_text_becomes_one_line_of_the_asked_length() -> None:
@@ -29,3 +29,9 @@ def test_a_misspelt_word_gets_the_nearest_or_the_few_there_are() -> None:
 
 def test_hidden_characters_are_spelled_out_and_lines_stay() -> None:
     assert visible("a\nb\u202e\x00") == "a\nb\\u202e\\u0000"
+
+
+def test_kernels_are_said_in_words_and_never_as_they_are_stored() -> None:
+    assert kernel_in_words("prepacked") == "prepacked kernels"
+    words = kernel_in_words("mixed[288x288:tccccttt,4096x288:33tccooo]")
+    assert "2 layer shapes" in words and "[" not in words and ":" not in words

@@ -491,26 +491,38 @@ def head_bias(target: AbstractTarget) -> Tensor | None:
 
 
 @torch.no_grad()
-def head_rows(target: AbstractTarget, token_ids: Tensor) -> Tensor:
-    """The rows of the target's LM head for token_ids [N], without its bias: float32 [N, H]."""
-    probes = torch.eye(target.shape.hidden_size, dtype=target.dtype, device=target.device) * _PROBE
+def head_rows(
+    target: AbstractTarget, token_ids: Tensor, dtype: torch.dtype = torch.float32, *, columns: int | None = None
+) -> Tensor:
+    """The rows of the target's LM head for token_ids [N], without its bias: [N, H], or their first columns."""
     ids, bias = token_ids.to(target.device), head_bias(target)
-    parts = [target.unembed(rows[None])[0].float().index_select(-1, ids) for rows in probes.split(256)]
-    rows = torch.cat(parts)
-    return ((rows if bias is None else rows - bias.index_select(0, ids)) / _PROBE).T.contiguous()
+    shift = None if bias is None else bias.index_select(0, ids)
+    probes = torch.eye(target.shape.hidden_size, dtype=target.dtype, device=target.device)[:columns] * _PROBE
+    rows = torch.empty(len(ids), len(probes), dtype=dtype, device=target.device)
+    for asked, answered in zip(probes.split(PROBES_AT_ONCE), rows.split(PROBES_AT_ONCE, 1), strict=True):
+        said = target.unembed(asked[None])[0].float().index_select(-1, ids)
+        answered.copy_((said if shift is None else said - shift).div_(_PROBE).T)
+    return rows
 
 
 _PROBE = 2.0**-4
 """What the head is asked of instead of 1: so little that no soft cap bends it, and a power of two, which is exact."""
+PROBES_AT_ONCE = 64
+"""Columns of the head that are asked for at once: with a large vocabulary their logits are much memory."""
 
 
 @final
 class TargetHead(nn.Module):
-    """The target's LM head for N tokens, frozen: its logits before any soft cap, which changes no order."""
+    """The target's LM head for N tokens, frozen: its logits before any soft cap, which changes no order.
+
+    A head of a large vocabulary is most of a drafter's memory: it is kept as the target has it, and once more at most,
+    in the numbers that products are computed in.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: float32 [N, H]; bias: float32 [N]."""
+        """weight: [N, H]; bias: float32 [N]."""
         super().__init__()
+        self._multiplied: Tensor | None = None
         self.weight: Tensor
         self.bias: Tensor | None
         self.register_buffer("weight", weight, persistent=False)
@@ -521,7 +533,10 @@ class TargetHead(nn.Module):
         """Its rows for token_ids, int64 [N]; None: all V."""
         ids = torch.arange(target.shape.vocab_size) if token_ids is None else token_ids
         bias = head_bias(target)
-        return cls(head_rows(target, ids), None if bias is None else bias[ids.to(bias.device)])
+        column = head_rows(target, ids, columns=1)
+        is_rounded = bias is not None or bool((column != column.to(target.dtype)).any())  # by a bias, or a scale
+        rows = head_rows(target, ids, torch.float32 if is_rounded else target.dtype)
+        return cls(rows, None if bias is None else bias[ids.to(bias.device)])
 
     def rows(self, numbers: Tensor) -> TargetHead:
         """The rows of these numbers, int64 [N], as a head of their own."""
@@ -530,8 +545,24 @@ class TargetHead(nn.Module):
 
     def forward(self, normed: Tensor) -> Tensor:
         """[..., H] -> [..., N]; gradients flow to `normed`."""
-        logits = linear(normed, self.weight)
+        logits = linear(normed, self._weight_for(normed))
         return logits if self.bias is None else logits + self.bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight, as it is kept and as it is multiplied."""
+        return self.weight.nbytes + (0 if self._multiplied is None else self._multiplied.nbytes)
+
+    def _weight_for(self, normed: Tensor) -> Tensor:
+        """The weight in the numbers of the product: autocast would make, and a graph keep, one for every product."""
+        kind = normed.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else normed.dtype
+        if self.weight.dtype == dtype:
+            return self.weight
+        if self._multiplied is None or (self._multiplied.dtype, self._multiplied.device) != (dtype, self.weight.device):
+            with torch.inference_mode(False):  # training goes on with it after a look at what is drafted
+                self._multiplied = self.weight.to(dtype)
+        return self._multiplied
 
 
 class FinalNorm(NamedTuple):

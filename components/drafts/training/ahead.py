@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from components.data.features.format import FeatureRow
 from components.drafts.interface import AbstractDraft, Batch
+from components.drafts.network.layers import TargetHead
 from components.drafts.network.vocabulary import default_size
 from components.drafts.settings import resolve_settings, settings_of_method
 from components.drafts.storage.files import method_class
@@ -43,6 +44,7 @@ class TrainingAhead:
     num_parameters: int
     weight_bytes: int
     muon_bytes: int  # of those, the matrices that Muon steps
+    frozen_bytes: int  # the target's LM head, where it drafts with that, in every dtype that products are computed in
     peak: PeakMemory  # of one process; `held` is 0
     flops_of_step: float
     flops_of_update: float  # the optimiser's own, part of the above
@@ -93,12 +95,15 @@ def training_ahead(
         peak = peak_memory(draft, order, schedule, CPU)
         of_row, backwards, update = _flops(draft, padded, min(rows.answer_tokens, length - 1), schedule)
         size = sum(weight.numel() for weight in draft.parameters())
+        heads = [module for module in draft.modules() if isinstance(module, TargetHead)]
+        frozen = sum(head.num_bytes for head in heads)
         by_muon = sum(weight.numel() for weight in muon_matrices(draft, schedule.optimizer).values())
     share = order.shares(list(of_batch), schedule.num_ranks)[0]
     return TrainingAhead(
         num_parameters=size,
         weight_bytes=4 * size,
         muon_bytes=4 * by_muon,
+        frozen_bytes=frozen,
         peak=replace(peak, held=0),
         flops_of_step=num_rows * (of_row + backwards) + update,
         flops_of_update=update,

@@ -32,8 +32,9 @@ from components.drafts.training.losses import LIMITS, Limits, limited
 from components.drafts.training.optimizer import muon_matrices
 from components.drafts.training.ranks import shared_out
 
-SHORT, LONG = 64, 160
-"""Columns of the short batches."""
+SHORT, LONG = 64, 192
+"""Columns of the short batches. One is a multiple of the other, so that roots judged SHORT at a time leave no rest: all
+parts then hold the same while they are judged, and two batches differ by what is kept."""
 
 
 class Sizes(NamedTuple):
@@ -178,6 +179,7 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
         return base + per_column * (sizes.columns - SHORT) + per_root * (sizes.roots - SHORT)
 
     short, wide, long = Sizes(SHORT, SHORT), Sizes(LONG, SHORT), Sizes(LONG, LONG)
+    _forward_peak(draft, short, precision, False, judged_twice, device)  # makes what a drafter then keeps
     twice, once = (forward(long, kept=kept) - forward(wide, kept=kept) for kept in (0, sys.maxsize))
     kept_of_root = max(0.0, once - twice) / (LONG - SHORT)
     entries = min(limits.at_once, sizes.roots * of_root)

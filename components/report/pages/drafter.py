@@ -63,6 +63,7 @@ from components.rows import (
     read_rows,
 )
 from components.tables import Table
+from components.text import kernel_in_words
 
 CHANGE_TITLES = {"target": "The changed target", "tuning": "Tuning", "both": "Both together"}
 SAMPLED_CHANGES = ("sampled", "sampled_tuned")
@@ -161,7 +162,7 @@ def page_facts(
         "generation_remark": end_to_end.info.get("generation_remark", ""),
         "rule": content.rule,
         "dtype": content.dtype,
-        "kernel": content.kernel,
+        "kernel": kernel_in_words(content.kernel),
         "counts": _count_rows(acceptance, cells, requests),
         "keys": _key_table(policy, acceptance, cost, end_to_end, release, content),
     }

@@ -50,9 +50,18 @@ class StaticCache(AbstractCache):
                 self.kv[:, sequence, :, begin + moved : begin + len(kept_rows)] = columns
         self.lengths = start + torch.tensor([len(kept_rows) for kept_rows in rows])
 
+    @torch.inference_mode()
     def select(self, sequences: Sequence[int]) -> None:
-        self.kv = self.kv[:, list(sequences)]
-        self.lengths = self.lengths[list(sequences)]
+        """As AbstractCache; rows that keep their order move to the front in place: a copy is a second cache."""
+        order = list(sequences)
+        if order == sorted(set(order)):
+            for place, sequence in enumerate(order):
+                if place != sequence:
+                    self.kv[:, place] = self.kv[:, sequence]
+            self.kv = self.kv[:, : len(order)]
+        else:
+            self.kv = self.kv[:, order]
+        self.lengths = self.lengths[order]
 
     def bytes_per_token(self) -> int:
         return self.kv[:, 0, :, 0].numel() * self.kv.element_size()

@@ -10,6 +10,8 @@ import yaml
 from tiny_targets import make_tiny_target
 from toy_garden import Cli
 
+from flows.commands.init import first_pipeline
+
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
@@ -75,3 +77,22 @@ def test_what_it_writes_fits_a_target_of_few_positions(
     assert steps["step_cost"]["with"]["kv_lengths"] == [room] and "few positions" in text
     assert steps["prompts"]["with"]["max_prompt_characters"] == 3 * (positions - 65 - room)
     assert {steps[name]["with"]["max_new_tokens"] for name in ("acceptance", "end_to_end")} == {room}
+
+
+def test_the_dtype_that_is_asked_for_is_the_target_s_too_unless_it_is_quantised(
+    draftsmith: Cli, home: Path, tmp_path: Path, prompts: Path
+) -> None:
+    model = make_tiny_target("llama", tmp_path / "model")
+    assert draftsmith("init", tmp_path / "work", "--model", model, "--prompts", prompts)[0] == 0
+    file = tmp_path / "work" / "pipelines.yaml"
+    for asked in ("bfloat16", "float32"):
+        code, out, err = draftsmith("plan", "mine", "-f", file, "-p", f"dtype={asked}", "--json")
+        assert code == 0, out + err
+        settings = {step["name"]: step["settings"] for step in json.loads(out)}
+        measured = ("target", "acceptance[eagle3]", "tuning", "step_cost", "end_to_end")
+        assert {name: settings[name]["dtype"] for name in measured} == dict.fromkeys(measured, asked)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    quantised = first_pipeline(
+        "mine", "model", {**config, "quantization_config": {"quant_method": "gptq"}}, "python-stdlib", [], ["mtp"], 0
+    )
+    assert "dtype" not in yaml.safe_load(quantised)["pipelines"]["mine"]["steps"]["target"]["with"]

@@ -124,3 +124,22 @@ def test_decoding_drafts_what_training_sees_whatever_norm_and_head_the_target_ha
         committed = CommittedPositions(ids[1:], taps[:-1], last[:-1])
         proposed = draft.propose(draft.new_state(64), committed, 2, Sampling(), torch.Generator())
         assert proposed.tokens.tolist() == everywhere[-1].tolist(), method
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_products_with_a_frozen_head_share_one_weight(stored: torch.dtype) -> None:
+    """Autocast would round it for every product and the graph would keep each: 311 MB at a vocabulary of 151,936."""
+    weight = (torch.randn(512, 64) / 8).to(torch.bfloat16)
+    head, states = TargetHead(weight.to(stored), None), torch.randn(1, 3, 64, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() == weight.numel():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        products = [head(states * scale) for scale in (1.0, 2.0, 4.0)]
+    assert list(kept.values()) == [weight.nbytes], "one, and of half the size"
+    assert torch.equal(products[1], torch.nn.functional.linear((states * 2.0).to(torch.bfloat16), weight))
+    torch.testing.assert_close(head(states.detach()), states.detach() @ weight.float().T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,14 +12,16 @@ from tiny_drafts import new_draft
 from components.drafts.storage.files import build_draft
 from components.drafts.training.hollow import HollowTarget, hollow_tensors
 from components.drafts.training.loop import Schedule
+from components.drafts.training.losses import USUAL
 from components.drafts.training.memory import Sizes, peak_of
 from components.targets.interface import AbstractTarget
+from components.targets.shape import taps_of
 
 SCHEDULE = Schedule(9, 1e-3, 0.1, 0.0, 1.0, 3, 3, "bfloat16", "muon", 10.0)
 SIZES = Sizes(512, 256)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dspark"])  # one that unrolls, one that draws its columns
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "mtp"])  # unrolls; draws its columns; has the target's head
 def test_a_method_holds_as_much_without_contents(method: str, tiny_target: Callable[[str], AbstractTarget]) -> None:
     real = new_draft(tiny_target("llama"), method)
     held = peak_of(real, SIZES, SCHEDULE, torch.device("cpu"))
@@ -42,3 +45,19 @@ def test_masks_and_draws_have_values_and_weights_have_none() -> None:
         weights = torch.randn(60_000, 60_000)  # 14 GB, if it held any
         assert float((weights @ weights).sum()) == 0.0
         assert int((weights[0, :64] > 0).sum()) == 0, "of what nothing is known about"
+
+
+@pytest.mark.parametrize("width", [64, 512])
+def test_logits_of_a_whole_vocabulary_are_bounded_whatever_the_width_of_the_head(
+    width: int, tiny_target: Callable[[str], AbstractTarget]
+) -> None:
+    limits, few, many = USUAL, Sizes(512, 256), Sizes(16_384, 8192)
+    shape = replace(tiny_target("llama").shape, hidden_size=width, vocab_size=151_936, tie_word_embeddings=True)
+    with hollow_tensors():
+        target = HollowTarget(shape, torch.bfloat16, taps_of(shape.num_layers))
+        draft = build_draft("mtp", target, {"mtp_modules": 1}, torch.arange(32_000))
+        small, large = (peak_of(draft, size, SCHEDULE, torch.device("cpu")).logits for size in (few, many))
+    entries = few.roots * shape.vocab_size
+    assert small == pytest.approx(entries * (2 + 4 + 8 + 2), rel=0.05), "gradients, teacher, and what judging takes"
+    bound = limits.kept + limits.at_once * (2 + 4 + 8 + 2 + 2)
+    assert 0.8 * bound < large <= 1.05 * bound

@@ -15,6 +15,7 @@ from torch import Tensor
 from components.targets.forward.static_cache import (
     BLOCK,
     Scoring,
+    StaticCache,
     View,
     attend,
     view_of_chain,
@@ -210,3 +211,14 @@ def test_tree_rows_see_their_path_and_what_their_position_reaches(window: int, s
                 near = not window or length + depth - position < window
                 seen[sequence, row, column] = near and (above < 0 or bool(path[row, above]))
     assert_attends(parts, view, seen, scoring)
+
+
+def test_rows_that_keep_their_order_stay_in_one_cache_and_others_are_copied() -> None:
+    held = torch.arange(2 * 5 * 2 * 3, dtype=torch.float32).view(2, 5, 2, 3, 1)
+    for kept, is_copied in (([0, 3, 4], False), ([4, 0, 3], True), ([1], False)):
+        cache = StaticCache(held.clone())
+        cache.lengths, before = torch.arange(5), cache.kv.data_ptr()
+        cache.select(kept)
+        assert torch.equal(cache.kv, held[:, kept]) and cache.lengths.tolist() == kept
+        assert (cache.kv.data_ptr() != before) == is_copied
+        assert cache.bytes_per_token() == 2 * 2 * 4
