@@ -56,10 +56,8 @@ from storage.redaction import holds_password, is_secret_name, without_secrets
 PRELOAD = (
     *("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature"),
     # What transformers loads late, with the first configuration or tokenizer: two seconds in each step otherwise.
-    *(
-        f"transformers.{name}"
-        for name in ("modeling_utils", "models.auto.modeling_auto", "models.auto.tokenization_auto")
-    ),
+    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    "transformers.models.auto.tokenization_auto",
 )
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
