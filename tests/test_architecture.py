@@ -66,6 +66,7 @@ LATE: dict[str, str] = {
     "flows/commands/run.py": "Prefect's settings are read from the environment that prefect_server() prepares",
     "flows/commands/services.py": "prepare() prepares Prefect's settings; `status` does without what `doctor` examines",
     "components/speedup/imported/rows.py": "choose-depth answers at once, and few rows are Parquet files",
+    "components/publish/release/mlflow_model.py": "MLflow runs it when it logs a version, which needs no torch",
     "components/targets/source.py": "a plan reads where a target is; few targets come from a hub",
     "flows/execution/step_process.py": "a step's process needs Prefect only where a cluster carries its shards",
     "flows/orchestration/event_watcher.py": "Prefect's settings are read from the environment that main() prepares",

@@ -55,16 +55,9 @@ from storage.redaction import holds_password, is_secret_name, without_secrets
 
 PRELOAD = (
     *("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature"),
-    # What transformers loads late, with the first configuration, tokenizer or model: seconds in each step otherwise.
-    *(
-        f"transformers.{name}"
-        for name in (
-            "modeling_utils",
-            "quantizers.auto",
-            "models.auto.modeling_auto",
-            "models.auto.tokenization_auto",
-        )
-    ),
+    # What transformers loads late, with the first configuration or tokenizer: two seconds in each step otherwise.
+    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    "transformers.models.auto.tokenization_auto",
 )
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",

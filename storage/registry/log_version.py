@@ -1,8 +1,8 @@
 """Logs a release as a version of a registered model: `python -m storage.registry.log_version`, the request on stdin.
 
 A version is models-from-code (components/publish/release/mlflow_model.py), so nothing is pickled. MLflow runs that file
-when it logs it, and with it torch; this process returns that memory when it ends. The number of the version goes to
-stdout. The caller is `log_version` in storage/registry/versions.py.
+when it logs it; this process returns the memory of both when it ends. The number of the version goes to stdout. The
+caller is `log_version` in storage/registry/versions.py.
 """
 
 from __future__ import annotations

@@ -108,13 +108,15 @@ def test_where_it_was_measured_it_runs_on_those_threads_and_kernels(
     served, context = DraftedTarget(), PythonModelContext({"release": str(export().path)}, None)
     try:
         served.load_context(context)
-        assert (served.target.kernel, served.draft.kernel, served.target.dtype) == (COLUMNS, "columns", torch.bfloat16)
+        answering = served.answering
+        opened = (answering.target.kernel, answering.draft.kernel, answering.target.dtype)
+        assert opened == (COLUMNS, "columns", torch.bfloat16)
         assert torch.get_num_threads() == before + 1
         assert served.predict(context, PROMPTS)
         torch.set_num_threads(before)
         monkeypatch.setattr("components.machine.num_usable_cores", lambda: 99)
         served.load_context(context)
-        assert served.target.kernel != COLUMNS and torch.get_num_threads() == before, "another machine"
+        assert served.answering.target.kernel != COLUMNS and torch.get_num_threads() == before, "another machine"
     finally:
         torch.set_num_threads(before)
 
