@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,13 @@ def draftsmith(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def draftsmith_killed(home: Path, after_s: float, *arguments: str) -> int:
-    """Start the command and SIGKILL it after so many seconds; its exit code: KILLED, or 0 when it was done before."""
+def draftsmith_killed(home: Path, after_s: float, *arguments: str, once: Callable[[], bool] = lambda: True) -> int:
+    """Start the command and SIGKILL it so many seconds after `once` is so; its exit code: KILLED, or 0 at its end."""
     process = subprocess.Popen(
         [DRAFTSMITH, *arguments], env=environment(home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    while process.poll() is None and not once():
+        time.sleep(0.02)
     try:
         process.wait(timeout=after_s)
     except subprocess.TimeoutExpired:
