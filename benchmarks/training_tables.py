@@ -40,9 +40,9 @@ def training_memory() -> tuple[str, str]:
     rows = []
     shown = [result for result in found["results"] if result["side"] in names]
     for result in sorted(shown, key=lambda each: (each["tokens"], list(names).index(each["side"]))):
-        limit = f"more than {result['limit'] / 1e9:.1f} GB: it failed" if "failed" in result else ""
+        failed = "more than there was: it failed" if "failed" in result else ""
         ratio = f"{result['estimate_over_peak']:.2f}" if "estimate_over_peak" in result else ""
-        peak = limit or f"{result['peak_bytes'] / 1e9:.1f} GB"
+        peak = failed or f"{result['peak_bytes'] / 1e9:.1f} GB"
         rows.append((f"{result['tokens']:,}", names[result["side"]], peak, ratio))
     return (
         "The peak of one optimiser step of EAGLE-3 in the shape of Llama-3.1-8B (width 4,096, 32 heads, draft "
