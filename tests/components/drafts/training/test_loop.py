@@ -1,4 +1,4 @@
-"""The training step: what it writes, what it keeps, that a kill changes nothing, and what Muon and AdamW move."""
+"""The training step: what it writes, what it keeps, and that a kill changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_drafts import TRAINED, new_context, write_features
-from torch import nn
 
 from components.contract import Draft, Features, Target, UserError
 from components.data.features.format import open_features
@@ -23,7 +22,7 @@ from components.drafts import train_draft
 from components.drafts.storage.files import open_draft
 from components.drafts.training.batches import BatchOrder, padded_length
 from components.drafts.training.loop import count_accepted
-from components.drafts.training.optimizer import Optimizer, OptimizerName
+from components.drafts.training.optimizer import OptimizerName
 from components.targets.interface import AbstractTarget
 
 SETTINGS: dict[str, Any] = {
@@ -235,57 +234,6 @@ def test_held_out_counting_is_prefix_joint() -> None:
     mask = torch.tensor([False, False, True, True, True, True])
     guesses = torch.tensor([[0, 0], [4, 5], [0, 6], [6, 0], [0, 0]])
     assert count_accepted(guesses, ids, mask) == ([2, 1], [3, 2])
-
-
-class Toy(nn.Module):
-    """Two linear layers and a table."""
-
-    token_tables = frozenset({"lm_head.weight"})
-
-    def __init__(self, lr_scales: Mapping[str, float]) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.lr_scales = lr_scales
-        self.fc, self.out = nn.Linear(6, 6, bias=False), nn.Linear(6, 4)
-        self.lm_head = nn.Linear(4, 5, bias=False)
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, generator=generator)
-
-    def loss(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(self.out(torch.tanh(self.fc(x)))).square().mean()
-
-
-@pytest.mark.parametrize("name", ["muon", "adamw"])
-def test_a_scaled_learning_rate_undoes_the_size_of_the_inputs(name: OptimizerName) -> None:
-    """Inputs 64 times as large, weights and learning rate a 64th: the same training, step for step."""
-    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
-    plain, scaled = Toy({}), Toy({"fc.weight": 1 / 64})
-    with torch.no_grad():
-        scaled.fc.weight.div_(64)
-    steps = [Optimizer(toy, name, 0.01, 10.0) for toy in (plain, scaled)]  # type: ignore[arg-type]
-    for _ in range(20):
-        norms = [
-            optimizer.update(toy.loss(inputs), 2e-3, 0.1)
-            for optimizer, toy, inputs in zip(steps, (plain, scaled), (x, 64 * x), strict=True)
-        ]
-        assert norms[1] == pytest.approx(norms[0], rel=1e-3)
-    for (part, expected), found in zip(plain.named_parameters(), scaled.parameters(), strict=True):
-        torch.testing.assert_close(found * (64 if part == "fc.weight" else 1), expected, rtol=2e-2, atol=2e-3)
-
-
-def test_muon_moves_matrices_only_and_every_parameter_moves() -> None:
-    toy = Toy({})
-    before = {name: parameter.detach().clone() for name, parameter in toy.named_parameters()}
-    optimizer = Optimizer(toy, "muon", 0.0, 10.0)  # type: ignore[arg-type]
-    optimizer.update(toy.loss(torch.ones(3, 6)), 1e-3, 1.0)
-    kept = {name: set(optimizer.moments(parameter)) for name, parameter in toy.named_parameters()}
-    assert kept == {
-        "fc.weight": {"momentum_buffer"},
-        "out.weight": {"momentum_buffer"},
-        "out.bias": {"exp_avg", "exp_avg_sq"},
-        "lm_head.weight": {"exp_avg", "exp_avg_sq"},
-    }
-    assert all(not torch.equal(parameter, before[name]) for name, parameter in toy.named_parameters())
 
 
 @pytest.mark.parametrize(("num_train", "num_validation"), [(7, 2), (8, 1)])
