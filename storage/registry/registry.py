@@ -487,7 +487,7 @@ def _decide(
     opponent_facts = _sealed_facts(home, client, name, opponent) if opponent is not None else None
     tags = facts if facts is not None else _sealed_facts(home, client, name, version)
     decision = decide(home, tags, opponent_facts, opponent, judge)
-    decision = Decision((*decision.checks, *evidence.newest_evidence_checks(client, tags)), decision.against)
+    decision = Decision((*evidence.newest_evidence_checks(client, tags), *decision.checks), decision.against)
     answer = "passed" if decision.passed else decision.refusal()
     answers = dict(zip(_ANSWERS, (str(opponent or ""), answer, decision.as_json()), strict=True))
     write_facts(client, name, version, tags_of(client, name, version) | answers)
