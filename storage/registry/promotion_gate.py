@@ -41,9 +41,9 @@ class Decision:
         """The first checks that failed, in one line: of each what was measured and asked; what to do is said once."""
         failed, said, clauses = [check for check in self.checks if not check.passed], set[str](), list[str]()
         for check in failed[:NAMED]:
-            todo = remedy(check.name)
-            clauses.append(check.summary() if todo in said else check.refusal())
-            said.add(todo)
+            advice = remedy(check.name)
+            clauses.append(check.summary() if advice in said else check.refusal())
+            said.add(advice)
         more = len(failed) - len(clauses)
         return "; ".join([*clauses, *[f"and {more} more, on the version's page in MLflow"] * bool(more)])
 

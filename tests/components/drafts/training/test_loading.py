@@ -36,7 +36,12 @@ def trained_on(loader: Loader) -> Iterator[list[int]]:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_every_part_comes_in_its_turn_and_is_read_once_a_turn(ahead: bool) -> None:
     read = []
-    with Loader(lambda rows: read.append([row.index for row in rows]) or batch_of(rows), CPU, ahead=ahead) as loader:  # type: ignore[func-returns-value]
+
+    def load(rows: list[FeatureRow]) -> Batch:
+        read.append([row.index for row in rows])
+        return batch_of(rows)
+
+    with Loader(load, CPU, ahead=ahead) as loader:
         seen = list(trained_on(loader))
     assert seen == [[0, 1], [2], [3]] * 2 + [[4], [5]] * 2
     assert read == seen, "nothing is read that is not asked for, and nothing twice"
