@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (LONGEST.index(path.stem) if path.stem in LONGEST else len(LONGEST), -count[path], str(path))
 
     items.sort(key=lambda item: place(item.path))
+
+
+@pytest.fixture(scope="module")
+def fresh_fork_server() -> None:
+    """Processes of this file come from a fork server of its own: another file's has the environment that it began in
+    (a tracking server that is down, say) and the imports that were asked for there.
+    """
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,7 @@ from toy_garden import Cli
 
 from flows.planning.this_machine import open_machine_lock
 
-
-@pytest.fixture(autouse=True, scope="module")
-def warm_fork_server() -> None:
-    """Steps of this file start from one that has their imports: one that toys left would import them for each step."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+pytestmark = pytest.mark.usefixtures("fresh_fork_server")  # which loads what steps import, once for them all
 
 
 def model_without_weights(folder: Path, **changes: object) -> Path:

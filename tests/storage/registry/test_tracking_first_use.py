@@ -33,6 +33,7 @@ SERVER.set_forkserver_preload(
         "storage.registry.tracking",
     ]
 )
+pytestmark = pytest.mark.usefixtures("fresh_fork_server")
 Work = Callable[[Path, int, Sequence[Path]], None]
 
 
