@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from statistics import fmean, quantiles
 from typing import Any
 
-from benchmarks import opening, own_pass, rehearsals
+from benchmarks import opening, own_pass, plan_validation, rehearsals
 from benchmarks.engines_table import ELSEWHERE, line_of, table
 from benchmarks.record import ROOT
 from benchmarks.tables import markdown, record
@@ -523,6 +523,12 @@ def rehearsed() -> tuple[str, str]:
     return what, markdown(head, rows)
 
 
+def planned() -> tuple[str, str]:
+    """What a plan says of steps, held against them."""
+    what, head, rows = plan_validation.table_of(record("plan-validation"))
+    return what, markdown(head, rows)
+
+
 def scale_simulation() -> tuple[str, str]:
     """Drafters for three targets on clusters that were not at hand."""
     found = record("scale-simulation", timed=False)
@@ -654,6 +660,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "trees-bfloat16": trees("bfloat16"),
         "opening": opened(),
         "rehearsals": rehearsed(),
+        "plan-validation": planned(),
         "answering-speed": answering_speed(),
         "datasets_at_scale": million_rows(),
         "scale-simulation": scale_simulation(),

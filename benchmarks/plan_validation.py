@@ -46,8 +46,12 @@ SIZES: dict[str, dict[str, float]] = {
 }
 WANTED = {"seconds": 0.30, "peak": 0.15}
 """How far a prediction may be from what was measured, as a share of it."""
+LEAST_SECONDS = 1.0
+"""Of a step that the table shows."""
+LOAD = "load_before"
+"""The file of a home that holds the machine's load average of a minute, before its run."""
 LOADED = 0.5
-"""Load average of a minute above which others use the machine: the record's name then says so."""
+"""A load of which others use the machine: the record's name then says so."""
 
 
 def params_of(size: str) -> list[str]:
@@ -57,6 +61,8 @@ def params_of(size: str) -> list[str]:
 
 def run(size: str, home: Path) -> None:
     """Run quickstart at a size, in its home."""
+    home.mkdir(parents=True)
+    (home / LOAD).write_text(str(os.getloadavg()[0]), encoding="utf-8")
     options = [word for param in params_of(size) for word in ("-p", param)]
     command = [sys.executable, "-m", "flows.cli", "run", "quickstart", "--direct", "--file", str(FILE), *options]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "DRAFTSMITH_HOME": str(home)}, check=True)
@@ -89,18 +95,40 @@ def compare(by: str, homes: dict[str, Path]) -> list[dict[str, Any]]:
     return rows
 
 
+def table_of(record: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    """What the record says, in words, and the head and rows of its table."""
+    within, steps = record["within"], record["steps"]
+    what = (
+        f"`draftsmith plan quickstart --on here` after a run of its {record['by']} size, held against runs of the "
+        f"others (alone on {record['machine']['num_cores']} cores; load before {record['load_before']:.1f}): "
+        f"{within['seconds']:.0%} of {len(steps)} times are within {WANTED['seconds']:.0%}, and {within['peak']:.0%} "
+        f"of peaks of memory within {WANTED['peak']:.0%}. Steps that measure until they know enough end before their "
+        "time is over, or start one more process. Steps of under a second are left out here."
+    )
+    rows = []
+    for step in steps:
+        if step["measured_seconds"] < LEAST_SECONDS:
+            continue
+        times = (f"{step['predicted_seconds']:.0f} of {step['measured_seconds']:.0f}", f"{step['seconds']:.2f}")
+        peaks = (f"{step['predicted_peak'] / 2**20:.0f} of {step['measured_peak'] / 2**20:.0f}", f"{step['peak']:.2f}")
+        rows.append((step["size"], f"`{step['step']}`", *times, *peaks))
+    return what, ("size", "step", "predicted of measured s", "ratio", "predicted of measured MiB", "ratio"), rows
+
+
 def main() -> None:
     """Run what is missing, compare, write the record."""
     parser = argparse.ArgumentParser(description="predicted against measured steps of quickstart")
     parser.add_argument("--homes", type=Path, help="a folder for the homes; left out: a temporary one")
     parser.add_argument("--by", choices=list(SIZES), default="middle", help="the size that calibrates")
     asked = parser.parse_args()
-    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as scratch:
         homes = {size: (asked.homes or Path(scratch)) / size for size in SIZES}
         for size, home in homes.items():
             if not (home / "store").is_dir():
                 run(size, home)
+        load = float(
+            (homes[next(iter(SIZES))] / LOAD).read_text(encoding="utf-8")
+        )  # each run is a load to the next one
         rows = compare(asked.by, homes)
     for row in rows:
         print(

@@ -193,6 +193,9 @@ class Estimator:
         raw = self.raw_seconds(work)
         if past and (work.kind in ("other", "uncounted") or not raw):
             return statistics.median(each.seconds for each in past), "as measured"
+        if past and work.kind == "budget":  # a longer time to measure in does not make its processes start slower
+            rest = max(0.0, statistics.median(each.seconds - each.raw for each in past))
+            return raw + rest, "its time budget and the measured rest"
         past, alike = ([each for each in of if raw <= MOST_TIMES_LARGER * each.raw] for of in (past, alike))
         if past:
             slowness = statistics.median(max(0.0, each.seconds - START_SECONDS) / each.raw for each in past)

@@ -164,6 +164,19 @@ def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home
     assert any("decoding reaches 30% of the roofline (a default, not measured)" in words for words in said["assumed"])
 
 
+def test_a_longer_time_budget_adds_its_own_seconds_and_no_slower_processes(
+    draftsmith: Cli, home: Path, tmp_path: Path
+) -> None:
+    target = _commit(home, "a" * 64, "Target", "targets.load_target", {"model": "builtin", "dtype": "auto"}, {}, {}, 4)
+    settings, inputs = {"dtype": "float32", "seconds": 25.0}, {"target": target}
+    _commit(home, "b" * 64, "Measurements", "bench.autotune", settings, inputs, {}, 47)
+    tuned = {"target": step("targets.load_target", model="builtin"), "prompts": step("data.collect_prompts")}
+    made = pipeline("job", **tuned, tuning=step("bench.autotune", "target", "prompts", seconds=40.0))
+    _, _, same = planned(draftsmith, made, tmp_path, "--on", "here")
+    assert same["tuning"]["seconds_by"] == "its time budget and the measured rest"
+    assert same["tuning"]["seconds"] == pytest.approx(47 + 15)
+
+
 def test_options_of_another_plan_are_refused(draftsmith: Cli, home: Path, file: Path) -> None:
     assert draftsmith("plan", "garden", "-f", file, "--price", "3")[2].startswith(
         "plan: --price goes with --on MACHINE"
