@@ -55,6 +55,7 @@ EXTRAS = {
     "psycopg2",
     "boto3",
     "s3fs",
+    "hs_connectors",
 }
 """Packages that need not be installed: imported where they are used."""
 LATE: dict[str, str] = {

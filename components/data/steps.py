@@ -33,7 +33,7 @@ from components.data.settings import (
 )
 from components.data.settings import collect_chats_settings as collect_chats_settings
 from components.data.settings import mix_chats_settings as mix_chats_settings
-from components.engines.server_address import BaseUrl, ServerEngine
+from components.engines.server_address import BaseUrl, MooncakeAddress, ServerEngine
 from components.outside_json import JsonObject
 
 _DEFAULT: Final = Cleaning()
@@ -294,6 +294,7 @@ def features_from_server(
     engine: Literal["auto", "vllm"] = "auto",
     model: str = "",
     api_key_variable: str = "",
+    mooncake: MooncakeAddress | None = None,
     tap_layers: Taps | None = None,
     storage: Literal["bf16", "fp8", "none"] = "bf16",
     buffer_gb: Positive = 8.0,
@@ -308,17 +309,19 @@ def features_from_server(
     """Let vLLM run a target that does not fit here, and keep the hidden states that it hands out.
 
     Writes what data.record_features writes. The server needs `extract_hidden_states` and a connector that writes files
-    (docs/my-data.md, Hidden states from a server).
+    or puts states into a Mooncake store (docs/my-data.md, Hidden states from a server).
 
     Args:
         target: The model that the server serves; of its weights only the final norm and the head are read.
         answers: Its answers; every one is asked for, and a fault stops the step, which goes on where it was.
         base_url: The server's address with or without /v1; no credentials, query or fragment.
-        folder: The folder that the server writes to (its shared_storage_path), as this machine sees it. Files are
-            deleted once they are stored.
+        folder: The folder that the server writes to (its shared_storage_path), as this machine sees it; with mooncake,
+            one of this machine's own. Files are deleted once they are stored.
         engine: The engine behind it, which must be vLLM; auto asks the server.
         model: The name of the served model; empty takes the first of /v1/models.
         api_key_variable: The environment variable that holds its key; the key is written nowhere.
+        mooncake: The Mooncake store that the server puts states into, where no folder is shared: master (such as
+            10.0.0.7:50051), metadata_server, protocol (tcp or rdma), device, local_hostname; null takes files.
         tap_layers: As of record_features; the server must hand out these layers, and then the number of all layers.
         storage: As of record_features, whatever the server writes; none stores nothing: train_draft asks for its
             batches while it trains.

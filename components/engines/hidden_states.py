@@ -3,7 +3,8 @@
 `extract_hidden_states` keeps, for every token, the input of the layers that it is told: layer i's input is Hugging
 Face's hidden_states[i], and n, of n layers, is the last one's output before the final norm. A KV connector writes them
 to a file in a folder that both sides see, and the reply to a completion names it (kv_transfer_params). The server holds
-a lock (flock) on FILE.lock until the file is whole.
+a lock (flock) on FILE.lock until the file is whole. Where no folder is shared, another connector puts them into a
+Mooncake store (mooncake.py).
 
 SGLang has no such protocol: its `return_hidden_states` gives the last state alone, as JSON; the trainers that take
 states from it patch it.
@@ -25,7 +26,7 @@ from components.contract import UserError
 from components.engines.client import wait_until_ready
 from components.engines.launch import at_revision
 from components.engines.requests import Patience, RefusedPrompt, RetryableError
-from components.engines.server_address import ServerAddress
+from components.engines.server_address import MooncakeAddress, ServerAddress
 from components.files import try_lock
 from components.outside_json import JsonObject
 
@@ -35,6 +36,8 @@ CPU_CONNECTOR: Final = "CpuHiddenStatesConnector"
 CPU_MODULE: Final = "components.engines.vllm_cpu_connector"
 FP8_CONNECTOR: Final = "FP8HiddenStatesConnector"
 FP8_MODULE: Final = "hs_connectors.fp8_hidden_states_connector"
+MOONCAKE_CONNECTOR: Final = "MooncakeHiddenStatesConnector"
+MOONCAKE_MODULE: Final = "hs_connectors.mooncake_hidden_states_connector"
 """Of the package hs-connectors, in vLLM's environment."""
 SUFFIX: Final = ".safetensors"
 APPEARS_WITHIN_S: Final = 5.0
@@ -50,34 +53,43 @@ class StatesShape(NamedTuple):
 
 
 class StatesReply(NamedTuple):
-    """Which file a server has written (its name in the folder), and the token that it says comes next."""
+    """How a server hands a conversation's states out (kv_transfer_params), and the token that it says comes next."""
 
-    file: str
+    transfer: JsonObject
     next_token: int | None
 
 
-def server_options(layers: Sequence[int], folder: str, *, connector: str = CONNECTOR, module: str = "") -> list[str]:
-    """vLLM's options for handing out the states of `layers`, the last of which is n; module: where a connector is.
+def server_options(
+    layers: Sequence[int], place: str | MooncakeAddress, *, connector: str = "", module: str = ""
+) -> list[str]:
+    """vLLM's options for handing out the states of `layers`, the last of which is n.
 
-    Prefixes are not shared and prompts not cut, so that a conversation's states do not depend on those before it.
+    place: the folder of the files, or the store. connector, module: another connector than the usual one of the place,
+    and where it is. Prefixes are not shared and prompts not cut, so that a conversation's states do not depend on those
+    before it.
     """
     states = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}}
     speculation = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": states}
+    extra: JsonObject = {"shared_storage_path": place} if isinstance(place, str) else place.for_connector()
+    if not connector:
+        connector, module = (CONNECTOR, "") if isinstance(place, str) else (MOONCAKE_CONNECTOR, MOONCAKE_MODULE)
     transfer: JsonObject = {"kv_connector": connector, "kv_role": "kv_producer"}
     if module:
         transfer["kv_connector_module_path"] = module
-    transfer["kv_connector_extra_config"] = {"shared_storage_path": folder}
+    transfer["kv_connector_extra_config"] = extra
     configs = ["--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)]
     return [*configs, "--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
 
 
-def server_command(model: str, layers: Sequence[int], folder: str, *, max_tokens: int = 8192, gpus: int = 1) -> str:
+def server_command(
+    model: str, layers: Sequence[int], place: str | MooncakeAddress, *, max_tokens: int = 8192, gpus: int = 1
+) -> str:
     """The command that starts vLLM on GPUs, to be copied. max_tokens: of the longest conversation, and one more."""
     name, revision = at_revision(model)
     options = ["--revision", revision] if revision else []
     options += ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
     options += ["--max-model-len", str(max_tokens), "--max-num-batched-tokens", str(max_tokens)]
-    return shlex.join(["vllm", "serve", name, *options, *server_options(layers, folder)])
+    return shlex.join(["vllm", "serve", name, *options, *server_options(layers, place)])
 
 
 async def connect(client: httpx.AsyncClient, server: ServerAddress, wait_s: float, longest: int) -> str:
@@ -134,20 +146,30 @@ async def ask_for_states(
         reply = json.loads(body)
         choice = reply["choices"][0]
         prompt_ids, answer_ids = choice.get("prompt_token_ids"), choice.get("token_ids")
-        path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
+        transfer = reply.get("kv_transfer_params") or {}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise RetryableError(server.without_key(f"not an answer of vLLM: {error!r}")) from error
     if prompt_ids is not None and prompt_ids != list(ids):
         raise UserError(f"{server.location}: has seen other tokens than were sent; serve the target that answered")
+    if not isinstance(transfer, dict):
+        raise RetryableError(server.without_key(f"not an answer of vLLM: kv_transfer_params is {transfer!r}"))
+    return StatesReply(transfer, _first_token(answer_ids))
+
+
+def file_named(server: ServerAddress, transfer: JsonObject) -> str:
+    """The name, in its folder, of the file that a server has written; raises UserError where it has written none."""
+    path = transfer.get("hidden_states_path")
     if not isinstance(path, str):
+        by_mooncake = "hands states out by Mooncake: set `mooncake`, or start vLLM with a connector that writes files"
+        no_file = "names no file of hidden states; start vLLM with extract_hidden_states and a connector"
         raise UserError(
-            f"{server.location}: names no file of hidden states; start vLLM with extract_hidden_states and a connector"
-            " (docs/my-data.md, Hidden states from a server)"
+            f"{server.location}: {by_mooncake if 'handle' in transfer else no_file} (docs/my-data.md, Hidden states from"
+            " a server)"
         )
     name = path.rpartition("/")[2]
     if not name.endswith(SUFFIX) or name.startswith("."):
         raise UserError(f"{server.location}: names {path[:200]!r}, which is no file of hidden states; take vLLM's own")
-    return StatesReply(name, _first_token(answer_ids))
+    return name
 
 
 def _first_token(ids: Any) -> int | None:

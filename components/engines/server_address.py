@@ -1,7 +1,7 @@
 """The address of a model server: its URL, its engine, the name of its model and where its API key is.
 
-The steps that let a server answer prompts and those that measure servers take these settings. The module is light,
-because `check` and `plan` read it with the steps.
+The steps that let a server answer prompts and those that measure servers take these settings; states may come by a
+Mooncake store, which has an address of its own. The module is light, because `check` and `plan` read it with the steps.
 """
 
 from __future__ import annotations
@@ -68,3 +68,25 @@ class ServerAddress(BaseModel):
         if not (key.isascii() and key.isprintable()):
             raise UserError(f"{location} is no key: only printable ASCII characters can be sent; set it again")
         return key
+
+
+class MooncakeAddress(BaseModel):
+    """The settings of a Mooncake store.
+
+    master: the address of its master, such as 10.0.0.7:50051. metadata_server: P2PHANDSHAKE, or the address of the
+    store's metadata server. protocol: tcp or rdma. device: with rdma, the devices, such as mlx5_0; empty lets Mooncake
+    choose. local_hostname: the name by which the other machines reach this one; empty asks the system.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    master: Annotated[str, Field(pattern=r"^[^\s:/@]+:\d{1,5}$")]
+    metadata_server: str = "P2PHANDSHAKE"
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    device: str = ""
+    local_hostname: str = ""
+
+    def for_connector(self) -> dict[str, object]:
+        """The same settings as vLLM's connector wants them (kv_connector_extra_config)."""
+        names = {"master_server_address": self.master, "metadata_server": self.metadata_server}
+        return {"mooncake": {**names, "protocol": self.protocol, "device_name": self.device}}

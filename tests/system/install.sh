@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the system tests need and is missing: from Debian a browser, PostgreSQL and Caddy, from pip S3, Dask, Ray and Kubernetes.
+# Installs what the system tests need and is missing: from Debian a browser, PostgreSQL and Caddy, from pip S3, Dask, Ray, Kubernetes and Mooncake.
 # One line says why when it cannot.
 set -euo pipefail
 
@@ -17,6 +17,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 initdb=$(command -v initdb || compgen -G "/usr/lib/postgresql/*/bin/initdb" || true)
 [ -n "$initdb" ] || packages+=(postgresql)
 command -v caddy >/dev/null || packages+=(caddy)
+compgen -G "/usr/lib/*/libibverbs.so.1" >/dev/null || packages+=(libibverbs1) # Mooncake loads it even for TCP
 
 if [ ${#packages[@]} -gt 0 ]; then
   wanted="${packages[*]}"
@@ -35,8 +36,8 @@ if [ ${#packages[@]} -gt 0 ]; then
   fi
 fi
 
-if ! .venv/bin/python -c "import boto3, moto.server, prefect_dask, prefect_kubernetes, prefect_ray, psycopg2, s3fs" 2>/dev/null; then
-  echo "test-system: installing the packages for S3, PostgreSQL, Dask, Ray and Kubernetes (once)"
+if ! .venv/bin/python -c "import boto3, hs_connectors, mooncake.store, moto.server, prefect_dask, prefect_kubernetes, prefect_ray, psycopg2, s3fs" 2>/dev/null; then
+  echo "test-system: installing the packages for S3, PostgreSQL, Dask, Ray, Kubernetes and Mooncake (once)"
   .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[system]" >"$log" 2>&1 ||
     stop "pip could not install them: $(tail -n 1 "$log")"
 fi

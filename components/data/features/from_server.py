@@ -1,10 +1,11 @@
 """Step `data.features_from_server`: vLLM runs the target over its answers and hands out the hidden states.
 
 The artifact is that of `record_features`, shard by shard, and training needs three tensors of the target. The server
-writes a file for each conversation into a folder that both sides see (components/engines/hidden_states.py). A file is
-checked as soon as it is whole, and kept there until every conversation of its shard has one (served.py); then the
-shard is written and the files are deleted. So the folder never holds more than the shards being filled: those of
-`concurrency` conversations and of one shard more.
+writes a file for each conversation into a folder that both sides see (components/engines/hidden_states.py), or puts its
+states into a Mooncake store, from which they come into a file here (components/engines/mooncake.py). A file is checked
+as soon as it is whole, and kept until every conversation of its shard has one (served.py); then the shard is written
+and the files are deleted. So the folder never holds more than the shards being filled: those of `concurrency`
+conversations and of one shard more.
 
 What the protocol cannot say is checked by what can: the token that the server itself puts after a conversation must
 follow from the last state by the target's own norm and head, which fails for another model and for another last layer.
@@ -20,6 +21,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,8 +43,9 @@ from components.data.features.record import (
 from components.data.features.served import StatesClient, own_folder, read_states
 from components.data.formats.responses import Conversation, open_answers, read_shard
 from components.engines.hidden_states import StatesShape, connect, discard, server_command
+from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError, http_client, in_flight
-from components.engines.server_address import BaseUrl, ServerAddress
+from components.engines.server_address import BaseUrl, MooncakeAddress, ServerAddress
 from components.files import sweep
 from components.outside_json import JsonObject
 from components.targets.load import is_read_whole, open_target, target_facts
@@ -57,6 +60,7 @@ def features_from_server(
     engine: Literal["auto", "vllm"],
     model: str,
     api_key_variable: str,
+    mooncake: MooncakeAddress | None,
     tap_layers: list[int] | None,
     storage: Storage,
     buffer_gb: float,
@@ -80,12 +84,14 @@ def features_from_server(
     server = ServerAddress(base_url=base_url, engine=engine, model=model, api_key_variable=api_key_variable)
     layers, model_name = [*taps, int(facts["shape"]["num_layers"])], str(target.info.get("model", ""))
     longest = max((max(lengths_of(shard.answers)) for shard in shards), default=0)
-    ctx.note(f"expects at {base_url}: {server_command(model_name, layers, folder, max_tokens=longest + 1)}")
+    command = server_command(model_name, layers, mooncake or folder, max_tokens=longest + 1)
+    ctx.note(f"expects at {base_url}: {command}")
     if storage == "none":
         copy_answers(ctx, answers, names)
         settings: JsonObject = {
             **server.model_dump(exclude={"engine"}),
             "folder": folder,
+            "mooncake": mooncake and mooncake.model_dump(),
             **dataclasses.asdict(patience),
         }
         settings |= {"wait_s": wait_s, "concurrency": concurrency, "num_checked": num_checked, "buffer_gb": buffer_gb}
@@ -94,11 +100,14 @@ def features_from_server(
     if num_checked and todo and not is_read_whole(target):
         head = open_target(target, device=ctx.device, kernel="plain", layers=False)
     owner = (target.key, answers.key)
-    states = StatesClient(server, own_folder(folder), shape, patience, owner, taps, head, num_checked)
     if todo:
+        reader = MooncakeReader(mooncake) if mooncake is not None else None
+        place = own_folder(folder, make=mooncake is not None)
+        states = StatesClient(server, place, shape, patience, owner, taps, head, num_checked, reader)
         torch.set_num_threads(ctx.num_threads)
         work = _ServerRun(states, shards, storage, concurrency, ctx)
-        asyncio.run(work.run(wait_s))
+        with closing(reader) if reader is not None else nullcontext():
+            asyncio.run(work.run(wait_s))
     sweep(ctx.out)
     return write_features_manifest(ctx, target, answers, names, taps, storage)
 

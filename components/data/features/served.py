@@ -27,7 +27,8 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.data.features.format import States
-from components.engines.hidden_states import StatesShape, ask_for_states, discard, lock_of, until_whole
+from components.engines.hidden_states import StatesShape, ask_for_states, discard, file_named, lock_of, until_whole
+from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError
 from components.engines.server_address import ServerAddress
 from components.files import digest_of_json
@@ -43,6 +44,7 @@ POLL_S: Final = 0.02
 class StatesClient:
     """Brings the states of conversations from one server.
 
+    folder: the server's, or our own where they come by `mooncake`.
     owner: the keys of the target and the answers. taps: the layers before the last one. head: the target, of whose
     norm and head the next `num_checked` conversations must make the token that the server puts after them.
     """
@@ -55,6 +57,7 @@ class StatesClient:
     taps: Sequence[int]
     head: AbstractTarget | None = None
     num_checked: int = 0
+    mooncake: MooncakeReader | None = None
 
     def file_of(self, row_id: str) -> Path:
         """Where a conversation's file is, once it is kept."""
@@ -89,9 +92,14 @@ class StatesClient:
 
     async def _attempt(self, client: httpx.AsyncClient, model: str, row_id: str, ids: Tensor) -> None:
         reply = await ask_for_states(client, self.server, model, ids.tolist(), self.shape, self.patience)
-        file = self.folder / reply.file
+        wait_s = self.patience.timeout_s
+        if self.mooncake is not None:
+            file = await self.mooncake.fetch(reply.transfer, self.folder, wait_s)
+        else:
+            file = self.folder / file_named(self.server, reply.transfer)
         try:
-            await until_whole(self.server, file, self.patience.timeout_s)
+            if self.mooncake is None:
+                await until_whole(self.server, file, wait_s)
             states = await asyncio.to_thread(read_states, file, ids, self.shape)
             if self.num_checked and reply.next_token is not None:
                 self.num_checked -= 1
@@ -156,9 +164,14 @@ def follows(model: AbstractTarget, states: States, next_token: int) -> bool:
     return next_token in logits.topk(min(LIKELIEST, len(logits))).indices.tolist()
 
 
-def own_folder(folder: str) -> Path:
-    """The folder of the server's files; raises UserError where they cannot be read and deleted here."""
+def own_folder(folder: str, *, make: bool = False) -> Path:
+    """The folder of the server's files; raises UserError where they cannot be read and deleted here.
+
+    make: it is no server's, and is made where it is missing.
+    """
     path = Path(folder).expanduser()
+    if make:
+        path.mkdir(parents=True, exist_ok=True)
     if not path.is_dir():
         raise UserError(
             f"folder: {path} is no folder here; name the server's shared_storage_path, as this machine sees it"

@@ -26,8 +26,9 @@ from components.contract import UserError
 from components.data.features.format import Example, FeatureRow, FeatureSource, Shards, States
 from components.data.features.served import StatesClient, own_folder
 from components.engines.hidden_states import StatesShape, connect, discard
+from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError, http_client
-from components.engines.server_address import ServerAddress
+from components.engines.server_address import MooncakeAddress, ServerAddress
 from components.targets.interface import AbstractTarget
 
 
@@ -87,17 +88,19 @@ def with_states(source: FeatureSource, model: AbstractTarget, num_processes: int
     settings = source.manifest.get("server")
     if settings is None:
         return source.computed_by(model)
+    mooncake = MooncakeAddress(**settings["mooncake"]) if settings["mooncake"] else None
     address = ServerAddress(**{name: settings[name] for name in ("base_url", "model", "api_key_variable")})
     taps = source.manifest["tap_layers"]
     states = StatesClient(
         server=address,
-        folder=own_folder(settings["folder"]),
+        folder=own_folder(settings["folder"], make=mooncake is not None),
         shape=StatesShape(len(taps) + 1, source.manifest["hidden_size"]),
         patience=Patience(settings["retries"], settings["backoff_s"], settings["timeout_s"]),
         owner=(source.manifest["target_key"], source.manifest["answers_key"]),
         taps=taps,
         head=model,
         num_checked=settings["num_checked"],
+        mooncake=MooncakeReader(mooncake) if mooncake is not None else None,
     )
     room = int(settings["buffer_gb"] * 1e9) // num_processes
     alone = num_processes == 1
@@ -178,6 +181,8 @@ class _Buffer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+        if self._states.mooncake is not None:
+            self._states.mooncake.close()
 
     def _begin(self, batches: Iterator[Sequence[Asked]]) -> None:
         self._producer = self._loop.create_task(self._produce(batches))
