@@ -162,10 +162,8 @@ def file_named(server: ServerAddress, transfer: JsonObject) -> str:
     if not isinstance(path, str):
         by_mooncake = "hands states out by Mooncake: set `mooncake`, or start vLLM with a connector that writes files"
         no_file = "names no file of hidden states; start vLLM with extract_hidden_states and a connector"
-        raise UserError(
-            f"{server.location}: {by_mooncake if 'handle' in transfer else no_file} (docs/my-data.md, Hidden states from"
-            " a server)"
-        )
+        what = by_mooncake if "handle" in transfer else no_file
+        raise UserError(f"{server.location}: {what} (docs/my-data.md, Hidden states from a server)")
     name = path.rpartition("/")[2]
     if not name.endswith(SUFFIX) or name.startswith("."):
         raise UserError(f"{server.location}: names {path[:200]!r}, which is no file of hidden states; take vLLM's own")

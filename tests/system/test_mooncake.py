@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -140,6 +142,12 @@ def master() -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
         yield f"127.0.0.1:{port}"
         process.terminate()
 
