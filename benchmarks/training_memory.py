@@ -106,7 +106,9 @@ def main() -> None:
         asked.cases = [case for case in asked.cases if case[0] in ("ours", "recompute")]
     common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
     common["device"] = asked.device
-    rows = []
+    name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
+    rows: list[dict[str, Any]] = []
+    numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "optimizer": asked.optimizer}
     for side, tokens in asked.cases:
         answer = measure(side, {**common, "tokens": tokens})
         row = {"side": side, "tokens": tokens, **answer}
@@ -116,9 +118,8 @@ def main() -> None:
         text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.1f} s"
         ratio = row.get("estimate_over_peak")
         print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
-    numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "results": rows}
-    name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
-    file = write_record(name, {**numbers, "optimizer": asked.optimizer}, device=asked.device)
+        # After every case: one of hours that is ended costs no other.
+        file = write_record(name, {**numbers, "results": rows}, device=asked.device)
     print(f"written: {file.relative_to(ROOT)}")
 
 
