@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from components.contract import UserError
 from components.drafts.storage.quantisation import PACKED, SCALE, SHAPE, WEIGHT, dequantise_tensors, parse_storage
+from components.machine import free_ram
 from components.outside_json import JsonObject, read_object
 from components.tensor_files import TensorEntry, headers_in, require_finite
 from components.text import message_of
@@ -55,7 +55,7 @@ class FoundCheckpoint:
         tensors: dict[str, Tensor] = {}
         by_file: dict[Path, list[str]] = {}
         wanted = list(names)
-        needed, free = 4 * self.num_elements(wanted), psutil.virtual_memory().available
+        needed, free = 4 * self.num_elements(wanted), free_ram()
         if needed > free:
             raise UserError(
                 f"{self.label}: takes {needed / 1e9:.1f} GB as float32, and {free / 1e9:.1f} GB of memory are free"

@@ -31,6 +31,7 @@ from components.drafts.training.loop import Schedule, autocast, resolve_precisio
 from components.drafts.training.losses import LIMITS, Limits, limited
 from components.drafts.training.optimizer import muon_matrices
 from components.drafts.training.ranks import shared_out
+from components.machine import free_ram
 
 SHORT, LONG = 64, 192
 """Columns of the short batches. One is a multiple of the other, so that roots judged SHORT at a time leave no rest: all
@@ -136,7 +137,7 @@ def _free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return psutil.virtual_memory().available
+    return free_ram()
 
 
 def peak_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> PeakMemory:
