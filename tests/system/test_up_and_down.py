@@ -10,6 +10,7 @@ import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,14 @@ def test_mlflow_refuses_strangers_too(place: ServedHome) -> None:
     request = urllib.request.Request(f"{url}/version", headers={"Origin": "http://localhost:9", "Authorization": basic})
     with urllib.request.urlopen(request, timeout=30) as found:
         assert found.headers.get("Access-Control-Allow-Origin") is None
+
+
+def test_searches_of_runs_in_mlflow_side_by_side_are_all_answered(place: ServedHome) -> None:
+    basic = "Basic " + base64.b64encode(place.services.auth_string.encode()).decode()
+    url, every = f"{place.services.mlflow_url}/api/2.0/mlflow/runs/search", {"experiment_ids": ["0"]}
+    with ThreadPoolExecutor(8) as people:
+        asked = [people.submit(answer, url, "POST", every, Authorization=basic) for _ in range(40)]
+        assert {one.result() for one in asked} == {200}
 
 
 def test_a_foreign_page_opens_no_web_socket(place: ServedHome) -> None:
