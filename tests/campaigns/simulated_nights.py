@@ -27,7 +27,7 @@ from forked import Ended, forked, warm_up
 from nightbox.simulated.measure import DEPTHS, HOST_MS, PLAIN_MS, draft_ms, verify_ms
 from pipeline_builder import Pipeline, pipeline, step, written
 from small_disk import ENOUGH, ROOMY, can_mount, change, small_disk, used_bytes
-from tiny_nightly import ANSWERED, TRAINED
+from tiny_nightly import ANSWERED, TRAINED, WORDS
 from tiny_targets import make_tiny_target
 
 from components.promotion import MAX_SLOWDOWN
@@ -37,6 +37,7 @@ from storage.artifacts.store import Store
 from storage.collect import usage
 from storage.history.query import query
 from storage.registry import versions as model_versions
+from storage.registry.fact_tags import tags_of
 from storage.registry.registry import champion_that_counts
 from storage.registry.tracking import open_client
 
@@ -44,6 +45,9 @@ MODEL = "oracle"
 CHAMPION = f"registry:{MODEL}@champion"
 MODEL_FILE = Path(__file__).parents[1] / "storage" / "model_file.py"
 KEPT_RUNS, KEPT_VERSIONS = 3, 2
+DRAFTER = {**TRAINED, "settings": {"mtp": {"mtp_modules": 4}}}
+LEARNING = {"num_steps": 24, "eval_every": 4, "peak_lr": 2.5e-4}
+"""Of the nights: so slowly that a drafter is not as good as it can be after three, and later ones still better it."""
 LOADED_HERE = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.db")
 """Loaded once by this process, which all commands are forked from."""
 LOADED_FOR_STEPS = (
@@ -69,7 +73,7 @@ def first(folder: Path) -> Pipeline:
         prompts=step("data.collect_prompts", source=str(folder / "first.jsonl"), **sizes),
         answers=step("data.write_answers", both, **ANSWERED),
         features=step("data.record_features", "target", "answers"),
-        draft=step("drafts.train_draft", "target", "features", **TRAINED, num_steps=6),
+        draft=step("drafts.train_draft", "target", "features", **DRAFTER, num_steps=6),
         acceptance=step("simulated.measure_acceptance", both, "draft", world=world),
         cost=step("simulated.measure_step_cost", both, judged),
         depth=step("speedup.choose_depth", "acceptance", "cost"),
@@ -105,7 +109,7 @@ def nightly(folder: Path, limit: int, lossy: bool) -> Pipeline:
         features=step("data.record_features", by, "answers"),
         draft=step(
             "drafts.train_draft", by, "features", {"start_from": CHAMPION},
-            **{**TRAINED, "method": "auto"}, num_steps=12, eval_every=2, peak_lr=1.0e-3,
+            **{**DRAFTER, "method": "auto"}, **LEARNING,
         ),
         acceptance=step("simulated.measure_acceptance", mixed, "draft", world=world),
         champion_acceptance=step("simulated.measure_acceptance", mixed, {"draft": CHAMPION}, world=world),
@@ -200,9 +204,10 @@ class Month:
     # ---- the days
 
     def arrive(self, number: int, count: int, name: str = "") -> None:
-        """New conversations in a file of their own."""
+        """New conversations in a file of their own, of many words, so that a drafter has something to learn."""
         questions = [
-            f"night {number} asks how item {self.chance.randrange(10**9)} of {n} is sorted" for n in range(count)
+            f"{' '.join(self.chance.choices(WORDS, k=8))} {number}-{n}-{self.chance.randrange(10**9)}"
+            for n in range(count)
         ]
         self._write_chats(self.traffic / (name or f"day-{number:02d}.jsonl"), questions)
         self.arrived += questions
@@ -376,7 +381,7 @@ def state_of(home: Path, world: Path, arrived: Sequence[str]) -> dict[str, Any]:
     aliases = {name: int(number) for name, number in client.get_registered_model(MODEL).aliases.items()}
     champion = champion_that_counts(home, client, MODEL)
     assert champion is not None, "the first pipeline has made one"
-    tags = client.get_model_version(MODEL, str(champion)).tags
+    tags = tags_of(client, MODEL, champion)
     answers = {
         int(one.version): one.tags.get("gate.answer") for one in client.search_model_versions(f"name = '{MODEL}'")
     }
