@@ -276,9 +276,9 @@ def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoR
             code = _run_step(order, send)
     except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
         text = without_secrets(traceback.format_exc())
-        said = disk_fault(error, Path(order["out"])) or str(error)
+        message = disk_fault(error, Path(order["out"])) or str(error)
         with contextlib.suppress(OSError):  # the run may be gone, as on a full disk the log may
-            send({"end": "failed", "type": type(error).__name__, "message": said, "traceback": text})
+            send({"end": "failed", "type": type(error).__name__, "message": message, "traceback": text})
             print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
     finally:
         with contextlib.suppress(Exception):
@@ -332,8 +332,8 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
     except Exception as error:
         text = without_secrets(traceback.format_exc())
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
-        said = disk_fault(error, Path(order["out"])) or str(error)
-        send({"end": "failed", "type": type(error).__name__, "message": said, "traceback": text})
+        message = disk_fault(error, Path(order["out"])) or str(error)
+        send({"end": "failed", "type": type(error).__name__, "message": message, "traceback": text})
         return 1
 
 

@@ -83,16 +83,16 @@ def delete_leftovers(home: Path, leftovers: Collection[LeftoverModel]) -> set[Le
     """
     with mlflow_lock(home, "registry"), translated_errors(home):
         client = open_client(home)
-        gone = set(_find_leftovers(home, client, 0, ())).intersection(leftovers)
-        for leftover in gone:
+        deleted = set(_find_leftovers(home, client, 0, ())).intersection(leftovers)
+        for leftover in deleted:
             if leftover.version is None:
                 client.delete_logged_model(leftover.model_id)
             else:  # first of all: a version whose files are half gone is no damage
                 name, number = leftover.version
-                said = f"let go by draftsmith gc on {datetime.now(UTC):%Y-%m-%d}"
-                client.set_model_version_tag(name, str(number), FILES, said)
+                state = f"let go by draftsmith gc on {datetime.now(UTC):%Y-%m-%d}"
+                client.set_model_version_tag(name, str(number), FILES, state)
             shutil.rmtree(leftover.folder)
-    return gone
+    return deleted
 
 
 def _versions(home: Path, client: MlflowClient, num_versions: int) -> Iterator[tuple[Any, bool]]:
@@ -114,13 +114,13 @@ def _find_leftovers(home: Path, client: MlflowClient, num_versions: int, kept: C
             needed.add(place)
         else:
             idle[place] = LeftoverModel("", _folder(place), (version.name, int(version.version)))
-    found = [model for place, model in idle.items() if place not in needed]
+    models = [model for place, model in idle.items() if place not in needed]
     experiments = [experiment.experiment_id for experiment in client.search_experiments(max_results=_PAGE)]
     token = None
     while experiments:
         page = client.search_logged_models(experiments, max_results=50, page_token=token)
         places = {model.artifact_location: model.model_id for model in page}
-        found += [
+        models += [
             LeftoverModel(model_id, _folder(place))
             for place, model_id in places.items()
             if place not in needed | idle.keys()
@@ -128,7 +128,7 @@ def _find_leftovers(home: Path, client: MlflowClient, num_versions: int, kept: C
         token = page.token
         if not token:
             break
-    return [model for model in found if model.folder.is_relative_to(top) and model.folder.is_dir()]
+    return [model for model in models if model.folder.is_relative_to(top) and model.folder.is_dir()]
 
 
 def _folder(address: str) -> Path:

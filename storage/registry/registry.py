@@ -286,8 +286,8 @@ def _standing(home: Path, client: MlflowClient, name: str, judge: Judge | None =
         return "" if decision.passed else f"the gate refuses it: {decision.in_brief()}"
 
     def unfit(version: int) -> str:
-        said = tags_of(client, name, version).get(FILES)
-        return f"its files were {said}" if said else ""
+        state = tags_of(client, name, version).get(FILES)
+        return f"its files were {state}" if state else ""
 
     standing = standing_of(moves, alias, refusal, unfit)
     is_gone = standing.is_deleted and standing.number not in alias_moves.version_numbers(client, name)
