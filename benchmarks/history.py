@@ -1,9 +1,8 @@
 """How fast is the history with ten thousand runs in it, and does anybody who reads it notice what others write?
 
-Fills a home of its own with runs like those of `quickstart` (one file for each key and table, compacted as the ends of
-runs do), asks every named query after `draftsmith compact`, then lets readers in processes of their own ask while runs
-are appended and compacted. Ends with exit code 1 when a query takes 200 ms or more after compaction, a reader fails, or
-a row is missing or there twice.
+Fills a home of its own with runs like those of `quickstart`, each of which registers a version, asks every named query
+after `draftsmith compact`, then lets readers in processes of their own ask while runs are appended and compacted. Ends
+with exit code 1 when a query takes 200 ms or more after compaction, a reader fails, or a row is missing or there twice.
 
     python -m benchmarks.history [--runs 10000] [--readers 20] [--appends 50] [--no-record]
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import multiprocessing
 import tempfile
 import time
@@ -31,7 +31,7 @@ from storage.history.records import RECORDS, columns_of
 from storage.history.schema import plain_type, schema_of
 
 LIMIT_MS, FULL_SIZE = 200.0, 1000  # the limit holds for histories that are large enough to tell
-REPETITIONS = 5
+REPETITIONS, A_FILE = 5, 100
 START = datetime(2026, 1, 1)
 PROMPTS, ARMS, ROUNDS, DEPTHS = 12, 4, 30, 7  # of one run
 MADE_BY = {  # table -> the artifact of a run whose rows they are, and how many
@@ -45,7 +45,18 @@ MADE_BY = {  # table -> the artifact of a run whose rows they are, and how many
     "paired_comparison": ("verdict", 2),
 }
 
-
+ARTIFACTS = {  # step of a run -> kind, facts, and the steps whose artifacts it was made from, by parameter
+    "target": ("Target", {"model": "builtin", "digest": "ab12cd34"}, {}),  # made once, by the first run
+    "prompts": ("Prompts", {"source": "traffic", "found": 900, "num_train": 640}, {}),
+    "draft": ("Draft", {"method": "mtp"}, {"target": "target", "features": "prompts"}),  # and start_from
+    "acceptance": ("Measurements", {}, {"target": "target", "draft": "draft", "prompts": "prompts"}),
+    "cost": ("Measurements", {}, {"target": "target", "drafts": "draft"}),
+    "end_to_end": ("Measurements", {}, {"target": "target", "drafts": "draft", "prompts": "prompts"}),
+    "verdict": ("DepthPolicy", {}, {"acceptance": "acceptance", "cost": "cost", "end_to_end": "end_to_end"}),
+    "release": ("Release", {}, {"target": "target", "drafts": "draft", "policy": "verdict"}),
+}
+PROMOTED_EVERY = 100
+"""Runs from one new champion to the next; every run's drafter goes on from the champion's."""
 TOLD = {"settings": '{"num_steps": 400, "method": "mtp"}', "inputs": '{"target": "t", "drafts": ["d", "e"]}'}
 MADE = {
     "machine": '{"device_name": "CPU", "num_cores": 2, "ram_gib": 8.0}',
@@ -72,14 +83,12 @@ def main() -> int:
 
 def measure(home: Path, runs: int, readers: int, appends: int) -> tuple[dict[str, Any], bool]:
     """The numbers of the record, and whether every promise was kept."""
-    filled = fill(home, runs)
+    fill(home, runs)
     expected = {table: runs * count for table, (_, count) in MADE_BY.items()} | {"run": runs}
-    as_left = files_now(home)
-    whole_s = _timed(lambda: compact(home, 0, whole=True))
+    compact(home, 0, whole=True)
     counts = count_rows(home)
     size = sum(path.stat().st_size for path in history_dir(home).rglob("*.parquet"))
-    print(f"{runs} runs in {sum(filled):.0f} s, {filled[1]:.0f} s of them compacting")
-    print(f"{as_left} files, {whole_s:.0f} s to {files_now(home)} files of {size / 1e6:.0f} MB")
+    print(f"{runs} runs in {files_now(home)} files of {size / 1e6:.0f} MB")
     times = REPETITIONS if runs >= FULL_SIZE else 1
     queries: dict[str, float] = {}
     for name in named_queries():
@@ -92,9 +101,6 @@ def measure(home: Path, runs: int, readers: int, appends: int) -> tuple[dict[str
     numbers = {
         "runs": runs,
         "rows": counts,
-        "seconds_to_compact_as_runs_end": round(filled[1], 2),
-        "files_as_runs_leave_them": as_left,
-        "seconds_to_compact_whole": round(whole_s, 2),
         "megabytes": round(size / 1e6, 1),
         "limit_ms": LIMIT_MS,
         "query_ms_p50": {name: round(ms, 1) for name, ms in queries.items()},
@@ -111,42 +117,55 @@ def files_now(home: Path) -> int:
     return sum(len(files_of(home, table)) for table in [*TABLES, *RECORDS])
 
 
-def fill(home: Path, runs: int) -> tuple[float, float]:
-    """Files as `runs` runs leave them, compacted when a run's end would; seconds of writing and of compacting.
-
-    The rows of one run stand for all, under other keys and times.
-    """
+def fill(home: Path, runs: int) -> None:
+    """Files of a hundred runs each; the rows of one run stand for all, under other keys and times."""
     templates = {table: pa.Table.from_pylist(rows, schema=schema_of(table)) for table, rows in one_run().items()}
-    for table in templates:
+    for table, rows in templates.items():
         (history_dir(home) / table).mkdir(parents=True, exist_ok=True)
-    writing = compacting = 0.0
-    for number in range(runs):
-        started = time.perf_counter()
-        for table, rows in templates.items():
-            for key, part in stamp(table, rows, number):
-                pq.write_table(part, history_dir(home) / table / f"{key}.parquet", compression="zstd")
-        writing += time.perf_counter() - started
-        if number % 100 == 99:
-            compacting += _timed(lambda: compact(home))
-    return writing, compacting
+        for first in range(0, runs, A_FILE):
+            parts = [part for number in range(first, min(first + A_FILE, runs)) for part in stamp(table, rows, number)]
+            content = pa.concat_tables([part for _, part in parts])
+            pq.write_table(content, history_dir(home) / table / f"{parts[0][0]}.parquet", compression="zstd")
 
 
 def stamp(table: str, rows: pa.Table, number: int) -> list[tuple[str, pa.Table]]:
     """(key, rows) of one table of one run."""
     at = START + timedelta(minutes=30 * number)
-    new: dict[str, Any] = {"run_id": run_id(number), "created_at": at, "ended_at": at, "started_at": at}
+    new: dict[str, Any] = {
+        "run_id": run_id(number),
+        "created_at": at,
+        "ended_at": at,
+        "started_at": at,
+        "draft_key": key_of("draft", number),
+        "target_key": key_of("target", 0),
+        "selection_id": key_of("verdict", number)[:16],
+    }
     if table in MADE_BY:
-        new |= {
-            "artifact_key": key_of(MADE_BY[table][0], number),
-            "draft_key": key_of("draft", number),
-            "selection_id": key_of("verdict", number)[:16],
-        }
+        new["artifact_key"] = key_of(MADE_BY[table][0], number)
+    if table == "training_metric":
+        new["artifact_key"] = new["draft_key"]
     if table == "artifact":
-        names = ("acceptance", "cost", "end_to_end", "verdict", "draft")
-        parts = [(key_of(name, number), rows.slice(i, 1)) for i, name in enumerate(names)]
-        return [(key, _with(part, new | {"artifact_key": key})) for key, part in parts]
+        return [_artifact(rows, name, number, new) for name in ARTIFACTS if name != "target" or number == 0]
+    if table == "promotion":
+        facts = {"key": key_of("release", number), "draft_key": new["draft_key"], "run_id": run_id(number)}
+        numbers = json.dumps({f"draftsmith.{name}": value for name, value in facts.items()})
+        moves = rows.slice(0, 3 if number % PROMOTED_EVERY == 0 else 2)
+        new |= {"to_version": number + 1, "promoted_at": at, "numbers": numbers}
+        return [(run_id(number), _with(moves, new))]
     key = run_id(number) if table in RECORDS else new["artifact_key"]
     return [(key, _with(rows, new))]
+
+
+def _artifact(rows: pa.Table, name: str, number: int, new: dict[str, Any]) -> tuple[str, pa.Table]:
+    """(key, row) of an artifact of one run."""
+    kind, info, made_from = ARTIFACTS[name]
+    inputs = {parameter: key_of(step, 0 if step == "target" else number) for parameter, step in made_from.items()}
+    if name == "draft" and number:
+        inputs["start_from"] = key_of("draft", (number - 1) // PROMOTED_EVERY * PROMOTED_EVERY)
+    uses = {"target": "targets.load_target", "prompts": "data.collect_traffic"}.get(name, "toy")
+    key = key_of(name, number)
+    told = {"artifact_key": key, "kind": kind, "step": name, "uses": uses, "info": json.dumps(info)}
+    return key, _with(rows, new | told | {"inputs": json.dumps(inputs)})
 
 
 def one_run() -> dict[str, list[dict[str, Any]]]:
@@ -159,10 +178,9 @@ def one_run() -> dict[str, list[dict[str, Any]]]:
         _blank("step") | TOLD | {"step": f"s{i}", "status": "completed" if i % 3 else "reused", "seconds": 1.5 * i}
         for i in range(15)
     ]
-    rows["artifact"] = [
-        _blank("artifact") | TOLD | MADE | {"kind": "Draft" if i == 4 else "Measurements", "info": "{}"}
-        for i in range(5)
-    ]
+    rows["artifact"] = [_blank("artifact") | TOLD | MADE | {"pipeline": "quickstart"}]
+    moves = {"candidate": "publish", "challenger": "publish", "champion": "promote"}
+    rows["promotion"] = [_blank("promotion") | {"name": "builtin", "alias": a, "action": moves[a]} for a in moves]
     curve = {"at_steps": list(range(1, 401)), "values": [1.0 + 1 / step for step in range(1, 401)]}
     rows["training_metric"] = [_blank("training_metric") | curve | {"name": "loss"}]
     return rows

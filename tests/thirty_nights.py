@@ -108,7 +108,9 @@ def _artifact(
         run_id=run_id,
         uses="targets.load_target" if kind == "Target" else "toy",
         settings=json.dumps(settings),
-        inputs=json.dumps({f"in{i}": one for i, one in enumerate(inputs)}),
+        inputs=json.dumps(
+            {"start_from" if (kind, i) == ("Draft", 2) else f"in{i}": one for i, one in enumerate(inputs)}
+        ),
         info=json.dumps(info),
         seconds=20.0 + night,
         machine_id=machine,

@@ -98,12 +98,18 @@ def of_people(by_steps: dict[int, dict[str, int]]) -> dict[str, float]:
     }
 
 
-def _run(place: Path, environment: dict[str, str], size: int, *, number: int) -> None:
-    """One run of a pipeline of so many steps, none of them in the store before."""
+def pipeline_of(place: Path, size: int, *, number: int) -> Path:
+    """A pipelines.yaml with one pipeline of so many steps, none of which another number has."""
     line = "      s{i}: {{uses: data.collect_prompts, with: {{source: python-stdlib, {counts}}}}}"
     steps = "\n".join(line.format(i=i, counts=f"num_train: {20 + i}, num_test: {2 + number}") for i in range(size))
     file = place / f"of-{size}.yaml"
     file.write_text(f"pipelines:\n  of-{size}:\n    steps:\n{steps}\n")
+    return file
+
+
+def _run(place: Path, environment: dict[str, str], size: int, *, number: int) -> None:
+    """One run of a pipeline of so many steps, none of them in the store before."""
+    file = pipeline_of(place, size, number=number)
     command = [sys.executable, "-m", "flows.cli", "run", "-f", str(file), f"of-{size}"]
     subprocess.run(command, env=environment, check=True, capture_output=True, cwd=place)
 

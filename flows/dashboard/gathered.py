@@ -64,9 +64,15 @@ _TARGETS = "SELECT target_key, model FROM v_target"
 _PAGES = """
 SELECT run_id, arg_max(artifact_key, ended_at)
 FROM step WHERE kind = 'Page' AND artifact_key IS NOT NULL GROUP BY run_id"""
-_MADE = """
+_LINEAGE = """
+WITH near AS MATERIALIZED (FROM lineage_of([$key], ['start_from', 'champion', 'seen'])),
+shown AS (
+  SELECT artifact_key, distance FROM near
+  UNION ALL SELECT input_key, distance + 1 FROM near JOIN v_input USING (artifact_key) WHERE parameter = 'start_from')
 SELECT artifact_key, kind, step, pipeline, created_at, seconds, machine_id, inputs, settings, info
-FROM newest('artifact') WHERE list_contains($keys, artifact_key)"""
+FROM (SELECT artifact_key, min(distance) AS distance FROM shown GROUP BY ALL)
+JOIN newest('artifact') USING (artifact_key)
+ORDER BY distance, created_at DESC, step, artifact_key LIMIT $most"""
 _POINT = """
 SELECT * FROM {view} WHERE created_at = TIMESTAMP '{at}' AND artifact_key = '{key}' AND draft_key = '{draft}'
   AND workload = 'all'{more}"""
@@ -258,19 +264,8 @@ def _champions(
 
 def _lineage(run: RunQuery, key: str, names: Mapping[str, str]) -> tuple[tuple[Ancestor, ...], bool]:
     """What went into a release, the nearest first, and whether its drafter goes on from another, where this ends."""
-    collected: dict[str, Ancestor] = {}
-    earlier = set[str]()
-    layer = [key] if key else []
-    while layer and len(collected) < MOST_ANCESTORS:
-        rows = [_ancestor(row, names) for row in _rows(run, _MADE, {"keys": layer})]
-        collected |= {row.key: row for row in rows}
-        drafters = {row.key for row in collected.values() if row.kind == "Draft"}
-        earlier |= {one for row in collected.values() if row.kind == "Draft" for one in row.inputs if one in drafters}
-        last_ones = earlier - {one for row in collected.values() if row.kind != "Draft" for one in row.inputs}
-        layer = list(
-            dict.fromkeys(one for row in rows if row.key not in last_ones for one in row.inputs if one not in collected)
-        )
-    return tuple(collected.values()), bool(earlier)
+    rows = _rows(run, _LINEAGE, {"key": key, "most": MOST_ANCESTORS})
+    return tuple(_ancestor(row, names) for row in rows), any('"start_from"' in row["inputs"] for row in rows)
 
 
 def _ancestor(row: Mapping[str, Any], names: Mapping[str, str]) -> Ancestor:

@@ -38,6 +38,9 @@ def main() -> None:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
     initialize_backend_stores(database, database, "mlflow-artifacts:/")
+    # MLflow's own users, whom nobody wants here: without Flask-WTF each search of runs would try to import them anew,
+    # and one of two searches at once would find half a module and fail.
+    sys.modules["mlflow.server.auth"] = None  # type: ignore[assignment]
     from mlflow.server.fastapi_app import app  # it reads the variables above when it is imported
 
     uvicorn.run(

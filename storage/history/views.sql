@@ -97,9 +97,10 @@ FROM (SELECT *, json_extract(inputs, '$."' || parameter || '"') AS value
 -- What some artifacts (roots, a list of keys) were made from, themselves included (distance 0): each key once a root, at its shortest
 -- distance. left_out: a list of parameters not to follow.
 CREATE MACRO lineage_of(roots, left_out) AS TABLE
-WITH RECURSIVE behind AS (
+WITH RECURSIVE edge AS MATERIALIZED (SELECT artifact_key, input_key FROM v_input WHERE NOT list_contains(left_out, parameter)),
+behind AS (
   SELECT unnest(roots) AS root_key, root_key AS artifact_key, 0 AS distance
-  UNION SELECT root_key, input_key, distance + 1 FROM behind JOIN v_input USING (artifact_key) WHERE NOT list_contains(left_out, parameter))
+  UNION SELECT root_key, input_key, distance + 1 FROM behind JOIN edge USING (artifact_key))
 SELECT root_key, artifact_key, min(distance) AS distance FROM behind GROUP BY ALL;
 
 -- The sources of rows that data steps have read, as they counted them (components/publish/card/lineage.py: sources_of says the same).

@@ -16,10 +16,10 @@ CustomWebhookNotificationBlock(name="ops", url=sys.argv[1], json_data=form).save
 """
 """A program that makes the block custom-webhook/ops on the server at $PREFECT_API_URL. Its argument: an address."""
 PAGE = """<!doctype html><meta charset="utf-8"><title>ops</title>
-<style>body {{ font: 16px/1.5 sans-serif; margin: 1.5rem auto; max-width: 52rem; color: #222 }}
+<style>main {{ font: 16px/1.5 sans-serif; margin: 0 auto; padding: .5rem 1.5rem; max-width: 52rem; color: #222 }}
 article {{ border-left: 4px solid #3565c4; margin: 1rem 0; padding: .4rem 1rem; background: #f4f6fa }}
 h2 {{ font-size: 1rem; margin: 0 }} p {{ margin: .3rem 0; white-space: pre-wrap; overflow-wrap: anywhere }}</style>
-{messages}"""
+<main>{messages}</main>"""
 
 
 class Webhook:

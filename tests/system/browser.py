@@ -167,8 +167,14 @@ class Browser:
             assert time.monotonic() < deadline, f"{selector} does not take {value!r}; the page:\n{self.text()}"
             time.sleep(0.2)
 
-    def screenshot(self, to: Path) -> Path:
-        """What can be seen, as a PNG."""
+    def screenshot(self, to: Path, of: str = "") -> Path:
+        """What can be seen, as a PNG. of: a selector; then all of the first element that matches, and no more."""
+        options: dict[str, Any] = {"format": "png"}
+        if of:
+            rect = f"(({FIND})({json.dumps(of)})).getBoundingClientRect()"
+            x, y, width, height = self.ask(f"(r => [r.x + scrollX, r.y + scrollY, r.width, r.height])({rect})")
+            clip = {"x": x, "y": y, "width": width, "height": height, "scale": 1}
+            options |= {"clip": clip, "captureBeyondViewport": True}
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+        to.write_bytes(b64decode(self.send("Page.captureScreenshot", **options)["data"]))
         return to

@@ -42,7 +42,7 @@ from flows.orchestration.prefect_server import prepare
 file, home = Path(sys.argv[1]), Path(sys.argv[2])
 assert prepare(home)
 from flows.orchestration.deployments import apply_changes, plan_changes
-apply_changes(plan_changes(file, home, ("components", "toybox")))
+apply_changes(plan_changes(file, home, ("components", "toybox", "decisionbox")))
 """
 
 

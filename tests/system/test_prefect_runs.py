@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from browser import Browser
 from pipeline_builder import pipeline, step, written
 from prefect_stand import Stand, prefect_stand
+from webhook import BLOCK, Webhook
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 FEW = {"num_rows": {"type": "int", "default": 3}}
@@ -58,6 +60,11 @@ PIPELINES = (
     pipeline("late", page=step("toys.hang", keys={"timeout_minutes": 0.05})),
     pipeline("asks", keys={"approval": {"within_minutes": 5}}, release=step("decisions.release", speedup=1.7)),
     pipeline("asks_nobody", keys={"approval": {"within_minutes": 0.1}}, release=step("decisions.release", speedup=1.9)),
+    pipeline(
+        "gated",
+        {"speedup": {"type": "float", "default": 1.7}},
+        release=step("decisions.release", target="oak", speedup="${params.speedup}"),
+    ),
 )
 
 
@@ -197,13 +204,28 @@ def test_a_deadline_ends_every_process_and_the_run_says_so(stand: Stand) -> None
     assert below(stand) == []
 
 
-def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: Stand, tmp_path: Path) -> None:
+def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_it_is_told(
+    stand: Stand, tmp_path: Path
+) -> None:
+    ops = Webhook()
+    subprocess.run([sys.executable, "-c", BLOCK, ops.address], env=stand.env, check=True)
+    told = {"notify": {"on": ["waiting", "promoted", "refused"], "to": "custom-webhook/ops"}}
+    stand.file.write_text(written(*(one.with_keys(**told) if "release" in one.steps else one for one in PIPELINES)))
+    assert stand.deploy().count("create  notify") == 9
     silent = stand.wait(stand.start("asks_nobody"), "COMPLETED")  # this server may call it Failed for a moment
     assert "was not promoted: nobody answered within 0.1 minutes" in silent["state"]["message"]
-    asked = stand.wait(stand.start("asks"), "PAUSED")
+    promoted, asked = stand.start("gated"), stand.wait(stand.start("asks"), "PAUSED")
+    assert stand.wait(promoted)["state"]["message"].endswith("oak version 1 (candidate, challenger, champion)")
+    refused = stand.start("gated", speedup=1.3)
+    heard = ops.until_heard(*(f"draftsmith: {what}" for what in ("asks_nobody refused", "asks waiting")))
+    assert "nobody answered within 0.1 minutes; `draftsmith promote" in heard["draftsmith: asks_nobody refused"]
+    assert heard["draftsmith: asks waiting"].startswith("registered builtin version 2 (candidate, challenger)")
     with Browser(tmp_path / "browser", height=1500) as page:
-        page.open(f"{stand.pages}/v2/runs/flow-run/{asked['id']}")
+        page.open(ops.address)
+        page.click(f"a[href$='{asked['id']}']")
+        page.wait_for(f"location.pathname.endsWith('/runs/flow-run/{asked['id']}')")
         page.wait_for_text("Paused")
+        page.open(f"{stand.pages}/v2/runs/flow-run/{asked['id']}")
         page.click("button", "Open menu")
         page.click("[role=menuitem]", "Resume")
         page.wait_for_text("Promote builtin version 2?")
@@ -214,11 +236,24 @@ def test_silence_is_no_promotion_and_a_yes_in_the_ui_moves_the_champion(stand: S
         page.click("[role*=dialog] button", "Resume")
         page.wait_for_text("Completed", timeout_s=120)
         page.screenshot(tmp_path / "3-promoted.png")
+        heard = ops.until_heard(
+            *(f"draftsmith: {what}" for what in ("asks promoted", "gated promoted", "gated refused"))
+        )
+        page.open(ops.address)
+        page.wait_for_text("builtin version 2 is now champion")
+        page.screenshot(tmp_path / "4-told.png", of="main")
     done = stand.wait(asked["id"])
     assert done["state"]["message"].endswith("builtin version 2 is now champion")
+    its_page = f"the run: {stand.pages}/runs/flow-run"
+    assert heard["draftsmith: asks promoted"] == f"builtin version 2 is now champion\n\n{its_page}/{asked['id']}"
+    champion = "registered oak version 1 (candidate, challenger, champion)"
+    assert heard["draftsmith: gated promoted"] == f"{champion}\n\n{its_page}/{promoted}"
+    assert heard["draftsmith: gated refused"].startswith(
+        "registered oak version 2 (candidate, challenger); not promoted:"
+    )
+    assert heard["draftsmith: gated refused"].endswith(f"{its_page}/{refused}")
     log = (stand.home / "promotions.jsonl").read_text().splitlines()
-    assert '"alias": "champion"' in log[-1] and "approved in the Prefect UI" in log[-1]
-    assert os.path.exists(stand.home / "promotions.jsonl")
+    assert any('"alias": "champion"' in line and "approved in the Prefect UI" in line for line in log)
 
 
 def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:

@@ -10,13 +10,16 @@ import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from behind_caddy import HOST, behind_caddy, look_from_outside
 from browser import Browser
+from pipeline_builder import step
 from served_home import ENDED, REAL, ServedHome, free_port, served_home
 from toy_garden import GARDEN
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -129,6 +132,14 @@ def test_mlflow_refuses_strangers_too(place: ServedHome) -> None:
         assert found.headers.get("Access-Control-Allow-Origin") is None
 
 
+def test_searches_of_runs_in_mlflow_side_by_side_are_all_answered(place: ServedHome) -> None:
+    basic = "Basic " + base64.b64encode(place.services.auth_string.encode()).decode()
+    url, every = f"{place.services.mlflow_url}/api/2.0/mlflow/runs/search", {"experiment_ids": ["0"]}
+    with ThreadPoolExecutor(8) as people:
+        asked = [people.submit(answer, url, "POST", every, Authorization=basic) for _ in range(40)]
+        assert {one.result() for one in asked} == {200}
+
+
 def test_a_foreign_page_opens_no_web_socket(place: ServedHome) -> None:
     url = place.services.prefect_api_url.replace("http:", "ws:") + "/events/out"
     protocol = [Subprotocol("prefect")]
@@ -170,9 +181,13 @@ def test_no_secret_is_kept_anywhere_but_in_its_file(place: ServedHome) -> None:
             assert password not in " ".join(process.cmdline())
 
 
-def test_the_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> None:
-    place.deploy_toys(GARDEN.text)
-    place.until(place.trigger("garden", {"steps": 2}), "COMPLETED")
+def test_the_links_open_on_what_one_wants_and_two_runs_are_compared_in_mlflow(
+    place: ServedHome, tmp_path: Path
+) -> None:
+    decided = replace(GARDEN, params={**GARDEN.params, "speedup": {"type": "float", "default": 1.5}})
+    place.deploy_toys(decided.with_steps(depth=step("decisions.decide", speedup="${params.speedup}")).text)
+    for parameters in ({"steps": 2}, {"steps": 4, "speedup": 1.62}):
+        place.until(place.trigger("garden", parameters), "COMPLETED")
     said = place.draftsmith("status").stdout
     links = {what: line.split(what, 1)[1].strip() for line in said.splitlines() for what in LINKS if what in line}
     assert set(links) == set(LINKS), said
@@ -180,7 +195,7 @@ def test_the_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> 
     database = sqlite3.connect(f"file:{place.home}/mlflow/mlflow.db?mode=ro", uri=True)
     names = database.execute("SELECT name FROM experiments WHERE experiment_id = ?", (opened,)).fetchall()
     assert names == [("garden",)], "not an experiment without runs"
-    with Browser(tmp_path / "browser") as page:
+    with Browser(tmp_path / "browser", width=1280, height=1160) as page:
         for what, (where, seen) in LINKS.items():
             assert where in links[what]
             password = (place.home / "prefect" / "auth").read_text(encoding="utf-8").strip()
@@ -192,6 +207,28 @@ def test_the_links_open_on_what_one_wants(place: ServedHome, tmp_path: Path) -> 
                 page.click("button", "Login")
             page.wait_for_text(seen)
             page.screenshot(tmp_path / f"{what.replace(' ', '-')}.png")
+        compare_two_runs(page, links["models, numbers"], tmp_path / "compared.png")
+
+
+def compare_two_runs(page: Browser, runs: str, picture: Path) -> None:
+    """What docs/operate.md says: select the runs and press Compare; their parameters and numbers stand side by side."""
+    page.open(runs)
+    page.wait_for_text("1.62x")
+    page.click("button", "Close")  # MLflow's assistant, which lies over the table
+    page.click("input[aria-label='Select all runs']")
+    page.click("button", "Compare")
+    page.wait_for("location.hash.startsWith('#/compare-runs')")
+    page.click("[role=button]", "Visualizations")
+    for table in ("Parameters", "Metrics"):
+        page.click(f"[aria-label='{table} - Show diff only']")
+    page.wait_for("!document.body.innerText.includes('sunny')")  # is the same in both
+    to_the_end = "document.querySelectorAll('.ReactVirtualized__Grid').forEach(e => { e.scrollTop = e.scrollHeight })"
+    page.wait_for(f"({to_the_end}, document.body.innerText.includes('speedup/measured'))")  # rows come as one scrolls
+    parameters, metrics = page.text().split("\nParameters\n")[-1].split("\nMetrics\n")
+    assert {"speedup\t1.62\t1.5", "steps\t4\t2"} <= {line.strip() for line in parameters.splitlines()}
+    assert "\n1.62\n1.5\n" in metrics.split("\nArtifacts")[0]
+    page.ask("document.querySelector('h1, h2').scrollIntoView()")
+    page.screenshot(picture)
 
 
 def test_behind_a_proxy_then_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_all_of_the_next(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pipeline_builder import Pipeline, pipeline, step
+from pipeline_builder import Pipeline, pipeline, step, written
 from tiny_families import family_config
 from tiny_pipeline import NUM_STEPS, main_job
 from tiny_targets import make_tiny_tokenizer
@@ -68,6 +68,39 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_beside_what_
     assert states["upload"] == "left out: not rehearsed: it would upload"
     assert "stand-in" in states["target"]
     assert not [path for path in home.rglob("*") if path.is_file() and "logs" not in path.parts]
+
+
+def test_a_night_is_rehearsed_with_the_champion_which_stays_and_nothing_of_it_is_kept(
+    draftsmith: Cli, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    file, speed = tmp_path / "pipelines.yaml", tmp_path / "speed"
+    speed.write_text("1.5", encoding="utf-8")
+    market = pipeline(
+        "market",
+        corpus=step("toys.plant"),
+        draft=step("toys.grow", "corpus"),
+        timed=step("toys.clock", "draft", source=str(speed)),
+        verdict=step("toys.settle", "timed"),
+        release=step("toys.sell", "draft", {"policy": "verdict", "end_to_end": "timed"}),
+    )
+    judged = step("toys.judge", "corpus", {"draft": "registry:toy@champion"})
+    night = pipeline("nightly", **market.with_setting("corpus", num_rows=4).with_steps(judged=judged).steps)
+    file.write_text(written(market, night), encoding="utf-8")
+    code, out, err = draftsmith("run", "market", "--direct", "-f", file)
+    assert code == 0 and "toy version 1 (candidate, challenger, champion)" in out, out + err
+
+    def kept() -> dict[Path, bytes]:
+        places = [
+            home / "promotions.jsonl",
+            *(p for of in ("store", "runs", "history") for p in (home / of).rglob("*")),
+        ]
+        return {path: path.read_bytes() for path in places if path.is_file()}
+
+    before = kept()
+    code, out, err = draftsmith("night", "--rehearse", "-f", file)
+    assert code == 0 and "nightly: 6 of 6 steps passed" in out, out + err
+    assert kept() == before and not list((home / "rehearsals").iterdir())
 
 
 def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
