@@ -7,11 +7,9 @@ command that needs them, so that `check` and `plan` answer at once.
 from __future__ import annotations
 
 import ast
-import errno
 import importlib
 import os
 import signal
-import sqlite3
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 from components.contract import UserError
 from flows.commands.terminal import Invocation, echo, echo_error
-from flows.execution.messages import StepFailed
+from flows.execution.messages import StepFailed, disk_fault
 from flows.planning.step_signature import named_packages
 from flows.spec.diagnostics import with_pages
 from storage.artifacts.remote import drain_problems
@@ -176,8 +174,8 @@ def _report_failure(error: Exception) -> int:
     if isinstance(error, StepFailed):
         echo_error(f"{error}\nits log: {error.log}")
         return 1
-    if disk_fault := _find_disk_fault(error):
-        echo_error(f"{disk_fault}; mend that, and the same command goes on from what is done")
+    if fault := disk_fault(error, default_home()):
+        echo_error(f"{fault}; mend that, and the same command goes on from what is done")
         return 1
     summary = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     folder = default_home() / "logs"
@@ -190,20 +188,6 @@ def _report_failure(error: Exception) -> int:
         return 1
     echo_error(f"{summary}\nits traceback: {log}")
     return 1
-
-
-def _find_disk_fault(error: BaseException | None) -> str:
-    """What cannot be written where, when a disk that is full or read-only is at the bottom of a failure, or ''."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            return f"{error.filename or default_home()}: cannot be written ({os.strerror(error.errno)})"
-        if isinstance(error, sqlite3.OperationalError):
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:  # its low byte is the kind
-                return f"a database in {default_home()}: cannot be written ({os.strerror(errno.ENOSPC)})"
-            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
-                return f"a database in {default_home()}: cannot be written ({error})"
-        error = error.__cause__ or error.__context__
-    return ""
 
 
 def _terminated(*_: Any) -> None:

@@ -4,15 +4,17 @@ Kept is what somebody may still ask for: all that the newest runs of each pipeli
 and behind each version that the registry keeps its release, drafter, target and data. Features are the bulk and can be
 made again, so behind a version they are not kept; of the newest runs they go when asked for, once the drafters trained
 on them are there. Measurements and decisions are evidence and always stay. Of what goes the record stays, so history
-and lineage lose nothing, and a plan makes it anew only where something that runs needs it (flows/planning/plan.py). A
-key that somebody works on is locked and left alone. Of a shared store only this machine's copies go.
+and lineage lose nothing, and a plan makes it anew only where something that runs needs it (flows/planning/plan.py).
+With the release of a version that is not kept go the files that MLflow serves it from; the version itself stays. A key
+that somebody works on is locked and left alone. Of a shared store only this machine's copies go.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +28,7 @@ from storage.artifacts.store import RECORD_FILE, DamagedRecord, Store
 from storage.registry.leftovers import LeftoverModel, delete_leftovers, kept_releases, leftover_models
 
 EVIDENCE: Final = ("Measurements", "DepthPolicy")
-UNFINISHED, IN_MLFLOW = "unfinished step", "model in MLflow"
+UNFINISHED, IN_MLFLOW, OF_VERSION = "unfinished step", "model in MLflow", "files of a version in MLflow"
 _FIRST = ("Features", UNFINISHED)  # the largest, and the cheapest to miss
 _PLACES = {
     "partial": "unfinished steps and their checkpoints",
@@ -40,7 +42,7 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Item:
-    """Something that may go. kind: of an artifact, or UNFINISHED or IN_MLFLOW; key: of the artifact or the model."""
+    """Something that may go. kind: of an artifact, or one of the above; key: of artifact, model or version."""
 
     kind: str
     key: str
@@ -78,6 +80,8 @@ def usage(home: Path) -> list[Use]:
             if record is not None:
                 what = record["kind"] + (" (earlier sessions)" if depth == 3 else "")
                 uses.append(Use(what, str(record["record"].get("pipeline", "")), record["key"], stat.st_size))
+            elif parts[:2] == ("mlflow", "artifacts") and parts[3:4] == ("models",):
+                uses.append(Use(IN_MLFLOW, "", "".join(parts[4:5]), stat.st_size))
             else:
                 uses.append(Use(_PLACES.get(parts[0] if parts else "", _PLACES["to_share"]), "", "", stat.st_size))
     return uses
@@ -95,24 +99,30 @@ def find_items(home: Path, store: Store, *, runs: int, versions: int, features: 
     if features:
         unfinished = [entries for entries in recent if entries[-1].get("status") != "completed"]
         kept -= _trained_on(store, recent) - busy.union(*map(_keys_of, unfinished))
-    items = []
+    found: list[tuple[str, str, str, LeftoverModel | None]] = []
+    places: list[list[Path]] = []
     for key in store.keys():  # noqa: SIM118 (a store is no mapping)
         record = _record(store, key)
         if record is None or key in kept or record["kind"] in EVIDENCE or (home / "to_share" / key).exists():
             continue
-        pipeline = str(record["record"].get("pipeline", ""))
-        items.append(Item(record["kind"], key, pipeline, _size(store.path_of(key))))
+        found.append((record["kind"], key, str(record["record"].get("pipeline", "")), None))
+        places.append([store.path_of(key)])
     partial = {path.name.removesuffix(".scratch") for path in (home / "partial").glob("*")}
     for key in sorted(partial - kept):
-        size = sum(_size(home / "partial" / name) for name in (key, f"{key}.scratch"))
-        items.append(Item(UNFINISHED, key, "", size))
-    items += [Item(IN_MLFLOW, one.model_id, "", _size(one.folder), one) for one in leftover_models(home)]
+        found.append((UNFINISHED, key, "", None))
+        places.append([home / "partial" / name for name in (key, f"{key}.scratch")])
+    for one in leftover_models(home, versions, kept):
+        title = one.model_id if one.version is None else f"{one.version[0]} version {one.version[1]}"
+        found.append((IN_MLFLOW if one.version is None else OF_VERSION, title, "", one))
+        places.append([one.folder])
+    sizes = _freed_bytes(places)
+    items = [Item(kind, key, by, size, model) for (kind, key, by, model), size in zip(found, sizes, strict=True)]
     return sorted(items, key=lambda item: (item.kind not in _FIRST, -item.num_bytes))
 
 
 def collect(home: Path, store: Store, items: Iterable[Item]) -> list[Item]:
     """Let these things go; returns those that have gone. What a run has begun to use meanwhile stays."""
-    began, done = time.time() - 1.0, []
+    began, done = time.time() - 1.0, list[Item]()
     models = [item for item in items if item.model is not None]
     for item in items:
         if item.model is not None:
@@ -127,9 +137,8 @@ def collect(home: Path, store: Store, items: Iterable[Item]) -> list[Item]:
             else:
                 continue
             done.append(item)
-    if models:
-        delete_leftovers(home, [item.model for item in models if item.model is not None])
-    return done + models
+    gone = delete_leftovers(home, [item.model for item in models if item.model is not None]) if models else set()
+    return done + [item for item in models if item.model in gone]
 
 
 def _runs(home: Path, newest: int) -> tuple[list[list[journal.Entry]], list[list[journal.Entry]]]:
@@ -216,10 +225,31 @@ def _record(store: Store, key: str) -> ArtifactRecord | None:
         return None
 
 
-def _size(folder: Path) -> int:
-    """Bytes that letting a folder go frees: a record stays, and so does a file that has another name elsewhere."""
-    files = (Path(top) / name for top, _, names in os.walk(folder) for name in names if name != RECORD_FILE)
-    return sum(stat.st_size for file in files if (stat := file.lstat()).st_nlink == 1)
+def _freed_bytes(groups: Sequence[Sequence[Path]]) -> list[int]:
+    """Bytes that each of these groups of folders frees when all of them go.
+
+    A record stays, and so does a file that has another name elsewhere; one with several names here counts once.
+    """
+    stats = [
+        [
+            (Path(top) / name).lstat()
+            for folder in group
+            for top, _, names in os.walk(folder)
+            for name in names
+            if name != RECORD_FILE
+        ]
+        for group in groups
+    ]
+    names_here = Counter((stat.st_dev, stat.st_ino) for group in stats for stat in group)
+    sizes = []
+    for group in stats:
+        freed = {
+            (stat.st_dev, stat.st_ino): stat for stat in group if names_here[stat.st_dev, stat.st_ino] >= stat.st_nlink
+        }
+        sizes.append(sum(stat.st_size for stat in freed.values()))
+        for name in freed:
+            names_here[name] = 0
+    return sizes
 
 
 def totals(pairs: Iterable[tuple[str, str, int]]) -> list[tuple[str, int, int]]:

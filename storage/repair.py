@@ -35,6 +35,7 @@ from storage.history.records import PromotionRow
 from storage.history.schema import all_tables
 from storage.history.segments import reading
 from storage.history.write import rebuild
+from storage.registry.fact_tags import FILES
 from storage.registry.tracking import database_fault
 
 DATABASES = {
@@ -42,9 +43,12 @@ DATABASES = {
     "prefect/prefect.db": "the next `draftsmith up` makes a new one, and the journals keep what ran",
 }
 PASSWORD = "prefect/auth"
-_PRESENT_VERSIONS = """
+_PRESENT_VERSIONS = f"""
 SELECT name, version, coalesce(storage_location, source) FROM model_versions
-WHERE current_stage <> 'Deleted_Internal' ORDER BY name, version"""
+WHERE current_stage <> 'Deleted_Internal' AND NOT EXISTS (
+    SELECT 1 FROM model_version_tags AS tag
+    WHERE tag.key = '{FILES}' AND tag.name = model_versions.name AND tag.version = model_versions.version
+) ORDER BY name, version"""
 _FILES = (  # places where a file belongs, and a folder stops every command that comes by
     r"promotions\.jsonl|home\.json|services\.(json|pid)|runs/[^/]+\.jsonl|verified/[^/]+\.json|steps/[^/]+/[^/]+\.json"
     r"|locks/[^/]+|logs/[^/]+/[^/]+\.log|mlflow/(moving\.json|[^/]+\.db|ready-[^/]+|[^/]+\.lock)|prefect/(prefect\.db|auth)"

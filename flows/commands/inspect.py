@@ -22,6 +22,7 @@ from storage.artifacts.store import Store, default_home
 from storage.history import files as history_files
 from storage.history import query as history
 from storage.history.records import PromotionRow
+from storage.registry.fact_tags import FILES
 from storage.registry.registry import changed_facts, notice_moves, versions_of
 
 MAX_FILES = 12
@@ -212,7 +213,8 @@ def _version(number: int, aliases: list[str], tags: dict[str, str]) -> list[str]
     method = tags.get("draftsmith.method", "")
     cells = [str(number), ", ".join(aliases), method, _short(facts["speedup_meas"]), interval, facts["depth_k"]]
     gate = tags.get("gate.answer") or tags.get("gate.status", "")
-    return [*cells, tags.get("draftsmith.verdict", ""), gate, tags.get("draftsmith.key", "")[:12]]
+    release = tags.get("draftsmith.key", "")[:12] + (f"; files {tags[FILES]}" if FILES in tags else "")
+    return [*cells, tags.get("draftsmith.verdict", ""), gate, release]
 
 
 def _move(row: PromotionRow) -> list[str]:

@@ -21,13 +21,14 @@ from components.tables import format_bytes
 from components.text import message_of
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.hubs import reach_hubs
-from flows.execution.messages import Event, StepFailed
+from flows.execution.messages import Event, StepFailed, disk_fault
 from flows.planning.plan import Plan, PlannedStep, RunOptions, plan_run
 from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
 from storage.artifacts.store import Store, require_writable
 from storage.collect import collect, find_items
 from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
+from storage.redaction import without_secrets
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def execute(
         except NothingNew as nothing:
             nothing_new = "; ".join([f"{nothing}; `draftsmith run {plan.pipeline}` looks again", *plan.remarks])
         except Exception as error:
-            reason = str(error) if isinstance(error, UserError | StepFailed) else type(error).__name__
+            reason = _reason_of(error, store.home)
             for step in running_steps.values():
                 record_failure(step, reason, None, run)
             end_run(run, "failed", reason)
@@ -166,6 +167,13 @@ def execute(
         noise=noise,
         decided=tuple(decided),
     )
+
+
+def _reason_of(error: Exception, home: Path) -> str:
+    """Why a run failed, in one line: what it was told, which disk is full, else the error and its message."""
+    if isinstance(error, UserError | StepFailed):
+        return str(error)
+    return without_secrets(disk_fault(error, home) or f"{type(error).__name__}: {message_of(error)}")
 
 
 def _tidy(plan: Plan, store: Store) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""What the engine and the process of a step say to each other, as JSON, and the error with which a step ends.
+"""What the engine and the process of a step say to each other, as JSON, and how a failure is said.
 
 An event is an object with a field "event". Of the step itself, sent by its process: progress {done, total, what},
 metrics, note {message}, set_aside {source, line, why}. Of its life, from the engine: start {attempt, log},
@@ -8,6 +8,9 @@ failed {message}.
 
 from __future__ import annotations
 
+import errno
+import os
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -73,3 +76,25 @@ class StepFailed(Exception):
     def __init__(self, step: str, message: str, log: Path) -> None:
         super().__init__(f"step '{step}' failed: {message}")
         self.step, self.message, self.log = step, message, log
+
+
+def disk_fault(error: BaseException | None, place: Path) -> str:
+    """What cannot be written where, when a disk that is full or read-only is at the bottom of a failure, or ''.
+
+    place: named where the error names no file.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return _unwritten(f"{error.filename or place}", error.errno)
+        if isinstance(error, sqlite3.OperationalError):
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:  # its low byte is the kind
+                return _unwritten(f"a database in {place}", errno.ENOSPC)
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+                return f"a database in {place}: cannot be written ({error})"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _unwritten(what: str, number: int) -> str:
+    mend = "" if number == errno.EROFS else ": `draftsmith du` shows what takes room, `draftsmith gc` frees some"
+    return f"{what}: cannot be written ({os.strerror(number)}){mend}"

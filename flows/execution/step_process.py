@@ -47,7 +47,7 @@ from components.contract import KINDS, Artifact, Context, Machine, NothingNew, R
 from components.files import locked
 from components.outside_json import JsonObject
 from components.source_code import allow_code
-from flows.execution.messages import ArtifactHandle, ClusterOrder, Event, OnJson, StepOrder
+from flows.execution.messages import ArtifactHandle, ClusterOrder, Event, OnJson, StepOrder, disk_fault
 from flows.planning.step_signature import resolve
 from flows.planning.this_machine import place_for_sockets
 from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
@@ -276,8 +276,9 @@ def _run_worker(connection: Connection, order: StepOrder, guard_pid: int) -> NoR
             code = _run_step(order, send)
     except BaseException as error:  # the last resort: it must reach the run and the log, and a fork must never return
         text = without_secrets(traceback.format_exc())
+        said = disk_fault(error, Path(order["out"])) or str(error)
         with contextlib.suppress(OSError):  # the run may be gone, as on a full disk the log may
-            send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+            send({"end": "failed", "type": type(error).__name__, "message": said, "traceback": text})
             print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
     finally:
         with contextlib.suppress(Exception):
@@ -331,7 +332,8 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
     except Exception as error:
         text = without_secrets(traceback.format_exc())
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (stderr is the step's log)
-        send({"end": "failed", "type": type(error).__name__, "message": str(error), "traceback": text})
+        said = disk_fault(error, Path(order["out"])) or str(error)
+        send({"end": "failed", "type": type(error).__name__, "message": said, "traceback": text})
         return 1
 
 

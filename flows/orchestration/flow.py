@@ -27,7 +27,7 @@ from components.text import shorten
 from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.local_run import RunOutcome, execute, plan_to_run
-from flows.execution.messages import Event, RunConnection, StepFailed
+from flows.execution.messages import Event, RunConnection, StepFailed, disk_fault
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
 from flows.orchestration.notifications import Happened, happened_in, tell
@@ -119,6 +119,8 @@ def run_as_tasks(
         return Failed(message=str(error))
     except BaseException as error:
         results.append(error)
+        if fault := disk_fault(error, store.home):
+            return Failed(message=fault)
         raise
     finally:
         screen.leave_machine()

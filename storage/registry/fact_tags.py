@@ -17,6 +17,7 @@ FACTS_TAG = "draftsmith.facts"
 SESSION_TAG = "draftsmith.session"  # when the release was measured; older versions have none
 PUBLISHED = "draftsmith.published"  # a version that bears it has had its aliases; people may have moved them since
 KEEP = "draftsmith.keep"  # a tag that people give a version in MLflow; any value but "no"
+FILES = "draftsmith.files"  # says that `draftsmith gc` has let the files of a version go, and when
 OWN_TAGS = (
     KEY_TAG,
     SESSION_TAG,
@@ -27,6 +28,7 @@ OWN_TAGS = (
     "gate.answer",
     PUBLISHED,
     KEEP,
+    FILES,
 )
 _OURS = ("draftsmith.", "gate.")
 _LONGEST = 8000  # characters of a tag that MLflow takes of a run, which bears them too; a version may have longer ones
@@ -63,13 +65,20 @@ def tags_of(client: MlflowClient, name: str, version: int) -> dict[str, str]:
     return facts_in(client.get_model_version(name, str(version)).tags)
 
 
-def write_facts(client: MlflowClient, name: str, version: int, facts: Mapping[str, str]) -> None:
-    """Let a version have these facts and no others of ours. It can be repeated: what is there is not written again."""
-    present, wanted = client.get_model_version(name, str(version)).tags, as_tags(facts)
+def write_facts(
+    client: MlflowClient, name: str, version: int, facts: Mapping[str, str], present: Mapping[str, str] | None = None
+) -> None:
+    """Let a version have these facts and no others of ours. It can be repeated: what is there is not written again.
+
+    present: its tags now, where they are known.
+    """
+    wanted = as_tags(facts)
+    if present is None:
+        present = client.get_model_version(name, str(version)).tags
     for tag, value in wanted.items():
         if present.get(tag) != value:
             client.set_model_version_tag(name, str(version), tag, value)
-    for tag in (tag for tag in present.keys() - wanted.keys() - {KEEP} if tag.startswith(_OURS)):
+    for tag in (tag for tag in present.keys() - wanted.keys() - {KEEP, FILES} if tag.startswith(_OURS)):
         client.delete_model_version_tag(name, str(version), tag)
 
 

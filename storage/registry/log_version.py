@@ -23,7 +23,7 @@ import mlflow
 import mlflow.pyfunc
 from mlflow.exceptions import MlflowException
 
-from storage.registry.tracking import RELEASES, ensure_experiment, open_client, uses_home_database
+from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, open_client, uses_home_database
 from storage.registry.versions import ROOT, VersionRequest
 
 _LARGE = 1 << 16  # bytes of a file that is worth a look at others
@@ -46,6 +46,7 @@ def log_version(request: VersionRequest) -> int:
     if request["restore_to"] is not None:
         with tempfile.TemporaryDirectory() as scratch:
             mlflow.pyfunc.save_model(path=request["restore_to"], **_content(request, Path(scratch)))
+        _share(home, client, request, Path(request["restore_to"]))
         return 0
     if run is None:
         experiment = ensure_experiment(home, client, RELEASES)
@@ -59,8 +60,7 @@ def log_version(request: VersionRequest) -> int:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     place = urlsplit(client.get_logged_model(model.model_id).artifact_location)
-    if uses_home_database(home):
-        share_files(Path(url2pathname(place.path)), [Path(request["release"]), home / "mlflow" / "artifacts"])
+    _share(home, client, request, Path(url2pathname(place.path)))
     version = client.create_model_version(
         name, source=model.model_uri, run_id=run, tags=request["tags"], model_id=model.model_id
     )
@@ -91,11 +91,29 @@ def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
     return place
 
 
-def share_files(folder: Path, places: Sequence[Path]) -> None:
-    """Let large files of a folder that are below one of these places too, byte for byte, have one copy on the disk.
+def _share(home: Path, client: MlflowClient, request: VersionRequest, folder: Path) -> None:
+    """Let the files of a version cost the disk little beside its release, its target and the version before it."""
+    if not uses_home_database(home):
+        return
+    share_files(folder, [Path(request["release"]), home / "mlflow" / "artifacts"])
+    for version in client.search_model_versions(f"name = '{request['name']}'"):  # the newest comes first
+        place = urlsplit(client.get_model_version_download_uri(version.name, version.version))
+        earlier = Path(url2pathname(place.path))
+        if earlier != folder and earlier.is_relative_to(home.absolute()) and (earlier / "MLmodel").is_file():
+            share_code(folder, earlier)
+            break
 
-    They become second names of what is there: a version costs the disk little beside its release and its target.
-    """
+
+def share_code(folder: Path, earlier: Path) -> None:
+    """Let the files that an earlier version has under the same name, byte for byte, have one copy: its code, mostly."""
+    for file in (file for file in sorted(folder.rglob("*")) if file.is_file()):
+        other = earlier / file.relative_to(folder)
+        if other.is_file() and filecmp.cmp(file, other, shallow=False) and not _second_name(file, other):
+            return
+
+
+def share_files(folder: Path, places: Sequence[Path]) -> None:
+    """Let large files of a folder that are below one of these places too, byte for byte, have one copy on the disk."""
     same_size: dict[int, list[Path]] = {}
     for file in (file for place in places for file in place.rglob("*") if not file.is_relative_to(folder)):
         if file.is_file() and not file.is_symlink():
@@ -103,13 +121,20 @@ def share_files(folder: Path, places: Sequence[Path]) -> None:
     for file in (file for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size >= _LARGE):
         for other in same_size.get(file.stat().st_size, ()):
             if filecmp.cmp(file, other, shallow=False):
-                beside = file.with_name(f".{file.name}.second")
-                try:
-                    os.link(other, beside)
-                except OSError:  # a file system without second names, or another one
+                if not _second_name(file, other):
                     return
-                os.replace(beside, file)
                 break
+
+
+def _second_name(file: Path, other: Path) -> bool:
+    """Make a file a second name of another; whether the file system has such names."""
+    beside = file.with_name(f".{file.name}.second")
+    try:
+        os.link(other, beside)
+    except OSError:  # it has none, or the other lies on another one
+        return False
+    os.replace(beside, file)
+    return True
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from storage.registry import evidence
 from storage.registry import versions as model_versions
 from storage.registry.aliases import aliases_of, last_deletion, mark_of, moves_in_registry
 from storage.registry.evidence import release_of, sealed_tags
-from storage.registry.fact_tags import FACTS_TAG, PUBLISHED, SESSION_TAG, tags_of, write_facts
+from storage.registry.fact_tags import FACTS_TAG, FILES, PUBLISHED, SESSION_TAG, facts_in, tags_of, write_facts
 from storage.registry.promotion_gate import Decision, decide
 from storage.registry.standing import Standing, standing_of
 from storage.registry.tracking import (
@@ -122,15 +122,19 @@ def register(
         elif (folder := model_versions.missing_files(client, home, facts.name, version)) is not None:
             model = code or model_versions.MODEL_CODE
             model_versions.log_version(home, release, facts, source_run, model, restore_to=folder)
+            if FILES in tags_of(client, facts.name, version):
+                client.delete_model_version_tag(facts.name, str(version), FILES)
         tags = tags_of(client, facts.name, version)
-        dispute = _standing(home, client, facts.name, judge).sentence(facts.name)
-        may_promote = may_promote and not dispute
+        standing = _standing(home, client, facts.name, judge)
+        dispute = standing.sentence(facts.name)
+        may_promote = may_promote and standing.is_settled
         renewed = evidence.is_newer(facts, tags)
         if renewed:
-            decision = _renew_evidence(home, client, facts, version, judge, may_promote)
+            decision = _renew_evidence(home, client, facts, version, judge, standing.number, may_promote)
         else:
             _add_facts(client, facts, version, tags)
-            decision = None if PUBLISHED in tags else _publish(home, client, facts, version, judge, may_promote)
+            is_done = PUBLISHED in tags
+            decision = None if is_done else _publish(home, client, facts, version, judge, standing.number, may_promote)
         for name, older_version in evidence.older_versions(client, facts):
             now = f"what it serves now is {facts.name} version {version}"
             evidence.log_evidence(home, client, facts, name, older_version, user_name(), now)
@@ -172,9 +176,10 @@ def promote(
         raise UserError(f"promote {name} --force: say why (--why), the promotion log keeps it")
     with _registry(home) as client:
         number = resolve(client, name, version)
+        _require_files(client, name, number, "promote")
         standing = _standing(home, client, name, judge)
         before = standing.before if standing.number == number else standing.number
-        if standing.number == number and standing.disputed is None and before is None:
+        if standing.number == number and standing.is_settled and before is None:
             return RegisteredVersion(
                 name, number, False, ("champion",), f"{name} version {number} is the champion already"
             )
@@ -207,11 +212,12 @@ def rollback(home: Path, name: str, reason: str) -> RegisteredVersion:
         require_model(client, name)
         aliases = aliases_of(client, name)
         standing = _standing(home, client, name)
-        undone = standing.number if standing.disputed is not None else standing.before
+        undone = standing.before if standing.is_settled else standing.number
         number = undone if undone is not None else aliases.get("previous")
         if number is None:
             why = f"version {aliases['champion']} is the first" if "champion" in aliases else "there was none yet"
             raise UserError(f"rollback {name}: there is no earlier champion to go back to: {why}")
+        _require_files(client, name, number, "rollback")
         _move(home, client, name, "champion", number, "rollback", reason, before=undone)
     return RegisteredVersion(name, number, False, ("champion",), f"{name} is back at version {number}")
 
@@ -238,10 +244,11 @@ def find_release(home: Path, name: str, which: str, judge: Judge) -> FoundReleas
     with _registry(home) as client:
         remark = ""
         if which == "champion":
-            _require_champion(client, name)
+            require_model(client, name)
             standing = _standing(home, client, name, judge)
             remark = standing.sentence(name)
             if standing.number is None:
+                _require_champion(client, name)
                 raise UserError(remark)
             which = str(standing.number)
         number = resolve(client, name, which)
@@ -256,10 +263,15 @@ def champion_that_counts(home: Path, client: MlflowClient, name: str) -> int | N
     return _standing(home, client, name).number
 
 
+def serving_versions(home: Path, client: MlflowClient, name: str) -> set[int]:
+    """The champion that counts, and the one before it where that is the one a rollback goes to."""
+    standing = _standing(home, client, name)
+    return {number for number in (standing.number, standing.before) if number is not None}
+
+
 def _standing(home: Path, client: MlflowClient, name: str, judge: Judge | None = None) -> Standing:
     """The champion that counts. judge: without it, the gate lets nothing through that somebody has made champion."""
-    if (alias := aliases_of(client, name).get("champion")) is None:
-        return Standing(None)
+    alias = aliases_of(client, name).get("champion")
     born = as_time(client.get_registered_model(name).creation_timestamp / 1000)  # moves from before are of another
     log = moves_in_registry(mark_of(home, client), journal.promotions(home))
     moves = [row for row in log if (row.name, row.alias) == (name, "champion") and row.promoted_at >= born]
@@ -273,7 +285,24 @@ def _standing(home: Path, client: MlflowClient, name: str, judge: Judge | None =
             return str(error)
         return "" if decision.passed else f"the gate refuses it: {decision.in_brief()}"
 
-    return standing_of(moves, alias, refusal)
+    def unfit(version: int) -> str:
+        said = tags_of(client, name, version).get(FILES)
+        return f"its files were {said}" if said else ""
+
+    standing = standing_of(moves, alias, refusal, unfit)
+    is_gone = standing.is_deleted and standing.number not in alias_moves.version_numbers(client, name)
+    return Standing(None) if is_gone else standing  # of a version that was deleted, the alias went with it
+
+
+def _require_files(client: MlflowClient, name: str, number: int, what: str) -> None:
+    """Raise UserError for a version whose files `gc` has let go: it cannot serve."""
+    tags = tags_of(client, name, number)
+    if FILES in tags:
+        run = f"`draftsmith run {tags.get('draftsmith.pipeline', 'PIPELINE')}`"
+        raise UserError(
+            f"{what} {name}: version {number} cannot serve: its files were {tags[FILES]}; it has them again once a run "
+            f"makes or finds its release {tags.get(KEY_TAG, '')[:12]}, as {run} does with the settings and data of then"
+        )
 
 
 def _again(name: str, version: int) -> str:
@@ -282,7 +311,6 @@ def _again(name: str, version: int) -> str:
 
 def _require_champion(client: MlflowClient, name: str) -> None:
     """Raise UserError where no version is champion: what the newest one lacks, and first the commands that help."""
-    require_model(client, name)
     aliases = aliases_of(client, name)
     numbers = alias_moves.version_numbers(client, name)
     if "champion" in aliases or not numbers:
@@ -411,12 +439,18 @@ def _is_release(client: MlflowClient, version: int, facts: ReleaseFacts) -> bool
 
 
 def _renew_evidence(
-    home: Path, client: MlflowClient, facts: ReleaseFacts, version: int, judge: Judge, may_promote: bool
+    home: Path,
+    client: MlflowClient,
+    facts: ReleaseFacts,
+    version: int,
+    judge: Judge,
+    champion: int | None,
+    may_promote: bool,
 ) -> Decision | None:
     """Give a version its newest evidence and decide by it. It can be repeated: the session is noted last of all."""
     row = evidence.log_evidence(home, client, facts, facts.name, version, user_name())
     evidence.renew_tags(client, facts, version)
-    decision = _publish(home, client, facts, version, judge, may_promote, since=row.promoted_at)
+    decision = _publish(home, client, facts, version, judge, champion, may_promote, since=row.promoted_at)
     evidence.settle_session(client, facts, version)
     return decision
 
@@ -427,12 +461,14 @@ def _publish(
     facts: ReleaseFacts,
     version: int,
     judge: Judge,
+    champion: int | None,
     may_promote: bool,
     since: datetime | None = None,
 ) -> Decision | None:
     """Give a version its aliases. What a killed publication has done is in the log and not done again.
 
-    since: when it got newer evidence, by which the gate decides anew whether it becomes champion.
+    champion: the one that counts. since: when it got newer evidence, by which the gate decides anew whether it becomes
+    champion.
     """
     moves = _log_of(home, client, facts.name, version)
     done = {row.alias for row in moves if row.alias != "champion" or since is None or row.promoted_at >= since}
@@ -441,7 +477,6 @@ def _publish(
             _move(home, client, facts.name, alias, version, "publish", "published")
     decision = None
     if facts.worth_using:
-        champion = _standing(home, client, facts.name, judge).number
         decision = _decide(home, client, facts.name, version, champion, judge, facts.tags)
     is_champion = aliases_of(client, facts.name).get("champion") == version
     if decision is None:
@@ -490,7 +525,8 @@ def _decide(
     decision = Decision((*evidence.newest_evidence_checks(client, tags), *decision.checks), decision.against)
     answer = "passed" if decision.passed else decision.refusal()
     answers = dict(zip(_ANSWERS, (str(opponent or ""), answer, decision.as_json()), strict=True))
-    write_facts(client, name, version, tags_of(client, name, version) | answers)
+    present = client.get_model_version(name, str(version)).tags
+    write_facts(client, name, version, facts_in(present) | answers, present)
     model_versions.describe(client, name, version, decision)
     return decision
 

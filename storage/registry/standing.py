@@ -4,7 +4,7 @@ MLflow does not say who moves an alias, and whoever reaches it can. So an alias 
 Draftsmith would do when asked: it goes back to a version that was champion before and was not rolled back from, as
 `draftsmith rollback` does, or to one that the gate lets through. Any other is disputed: nothing stops, the champion
 before it goes on to count, nothing is promoted over the head of whoever moved it, and every run names the commands
-that settle it.
+that settle it. So is a deleted alias: nights go on from the champion before it, and name what puts it back.
 """
 
 from __future__ import annotations
@@ -23,19 +23,31 @@ class Standing:
     """The champion of a model that counts. number: its version; None: there is none.
 
     before: the one that counted before it, where it became champion in MLflow itself and was obeyed. disputed: the
-    version that the alias names and that does not count, with why.
+    version that the alias names and that does not count, with why. is_deleted: there is no alias any more.
     """
 
     number: int | None
     before: int | None = None
     disputed: int | None = None
     why: str = ""
+    is_deleted: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the champion that counts has the alias, or there is none."""
+        return self.disputed is None and not self.is_deleted
 
     def sentence(self, name: str) -> str:
         """What is disputed, and first of all what settles it, in one line; "" where nothing is."""
-        if self.disputed is None:
+        if self.is_settled:
             return ""
         back = f"`draftsmith rollback {name} --why ...` puts it back, " if self.number is not None else ""
+        if self.is_deleted:
+            return (
+                f"somebody has deleted the alias champion of {name} in MLflow, which is not obeyed: version "
+                f"{self.number} still counts, and nothing is promoted until {back}or `draftsmith promote {name} "
+                "--version N --why ...` gives it to another"
+            )
         counts = f"version {self.number} still counts" if self.number is not None else "there is no other champion"
         keep = f"`draftsmith promote {name} --version {self.disputed} --force --why ...`"
         return (
@@ -44,8 +56,13 @@ class Standing:
         )
 
 
-def standing_of(champions: Iterable[PromotionRow], alias: int, refusal: Refusal) -> Standing:
-    """Go through the moves of a model's champion in one registry, oldest first. alias: where it is now."""
+def standing_of(
+    champions: Iterable[PromotionRow], alias: int | None, refusal: Refusal, unfit: Callable[[int], str] = lambda _: ""
+) -> Standing:
+    """Go through the moves of a model's champion in one registry, oldest first.
+
+    alias: where it is now; None: deleted. unfit: why a version cannot serve, whatever the gate says of it; "".
+    """
     rows = list(champions)
     if not rows:  # a model that this home has published nothing of
         return Standing(alias)
@@ -73,7 +90,11 @@ def standing_of(champions: Iterable[PromotionRow], alias: int, refusal: Refusal)
             why = refused(to, number)
             number, before = (number, before) if why else (to, number)
         at = to
+    if alias is None:
+        return Standing(number, is_deleted=number is not None)
     if alias not in (at, number):  # the log has lost that move
         why = refused(alias, number)
         number, before = (number, before) if why else (alias, number)
+    if alias == number and before is not None and (why := unfit(alias)):
+        number = before
     return Standing(number, before) if alias == number else Standing(number, None, alias, why)

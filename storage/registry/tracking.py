@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from components.contract import UserError
 from components.files import flush, locked
 from storage import journal
-from storage.artifacts.store import Store
+from storage.artifacts.store import RECORD_FILE, Store
 from storage.home import settle
 from storage.redaction import without_secrets
 from storage.registry.run_page import page_of
@@ -422,9 +422,12 @@ def _metrics_of(directory: Path | None, step: journal.Entry) -> list[Any]:
 
 
 def _log_small_files(client: MlflowClient, run: str, directory: Path, folder: str) -> None:
-    """Log the small files of a folder for people to read. folder: the folder in MLflow, "" for the top."""
+    """Log the small files of a folder for people to read. folder: the folder in MLflow, "" for the top.
+
+    Not an artifact's record: what it says for people are the parameters, metrics and inputs of the run.
+    """
     for file in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if file.suffix in _SMALL_FILES and file.stat().st_size <= _SMALL_BYTES:
+        if file.suffix in _SMALL_FILES and file.name != RECORD_FILE and file.stat().st_size <= _SMALL_BYTES:
             client.log_artifact(run, str(file), folder or None)
 
 

@@ -26,8 +26,8 @@ from typing import Any
 from forked import Ended, forked, warm_up
 from nightbox.simulated.measure import DEPTHS, HOST_MS, PLAIN_MS, draft_ms, verify_ms
 from pipeline_builder import Pipeline, pipeline, step, written
-from small_disk import ENOUGH, can_mount, change, small_disk, used_bytes
-from tiny_nightly import ANSWERED, TRAINED
+from small_disk import ENOUGH, ROOMY, can_mount, change, small_disk, used_bytes
+from tiny_nightly import ANSWERED, TRAINED, WORDS
 from tiny_targets import make_tiny_target
 
 from components.promotion import MAX_SLOWDOWN
@@ -37,6 +37,7 @@ from storage.artifacts.store import Store
 from storage.collect import usage
 from storage.history.query import query
 from storage.registry import versions as model_versions
+from storage.registry.fact_tags import tags_of
 from storage.registry.registry import champion_that_counts
 from storage.registry.tracking import open_client
 
@@ -44,6 +45,9 @@ MODEL = "oracle"
 CHAMPION = f"registry:{MODEL}@champion"
 MODEL_FILE = Path(__file__).parents[1] / "storage" / "model_file.py"
 KEPT_RUNS, KEPT_VERSIONS = 3, 2
+DRAFTER = {**TRAINED, "settings": {"mtp": {"mtp_modules": 4}}}
+LEARNING = {"num_steps": 24, "eval_every": 4, "peak_lr": 2.5e-4}
+"""Of the nights: so slowly that a drafter is not as good as it can be after three, and later ones still better it."""
 LOADED_HERE = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.db")
 """Loaded once by this process, which all commands are forked from."""
 LOADED_FOR_STEPS = (
@@ -69,7 +73,7 @@ def first(folder: Path) -> Pipeline:
         prompts=step("data.collect_prompts", source=str(folder / "first.jsonl"), **sizes),
         answers=step("data.write_answers", both, **ANSWERED),
         features=step("data.record_features", "target", "answers"),
-        draft=step("drafts.train_draft", "target", "features", **TRAINED, num_steps=6),
+        draft=step("drafts.train_draft", "target", "features", **DRAFTER, num_steps=6),
         acceptance=step("simulated.measure_acceptance", both, "draft", world=world),
         cost=step("simulated.measure_step_cost", both, judged),
         depth=step("speedup.choose_depth", "acceptance", "cost"),
@@ -79,9 +83,12 @@ def first(folder: Path) -> Pipeline:
     )
 
 
-def nightly(folder: Path, limit: int) -> Pipeline:
-    """`nightly` of the project's pipelines.yaml at tiny size. limit: of new conversations to be trained on."""
-    world = str(folder / "world")
+def nightly(folder: Path, limit: int, lossy: bool) -> Pipeline:
+    """`nightly` of the project's pipelines.yaml at tiny size.
+
+    limit: of new conversations to be trained on. lossy: with the planted fault of simulated.collect_traffic.
+    """
+    world, collect = str(folder / "world"), "simulated.collect_traffic" if lossy else "data.collect_traffic"
     taken = {"num_train": limit, "num_validation": 4, "num_test": 12, "min_new": 12, "evaluation_percent": 40}
     by, mixed = {"target": CHAMPION}, {"target": CHAMPION, "prompts": "mix"}
     rivals = {**mixed, "drafts": ["draft", CHAMPION]}
@@ -90,7 +97,7 @@ def nightly(folder: Path, limit: int) -> Pipeline:
     one = {"target": CHAMPION, "drafts": ["draft"], "policy": "verdict", "acceptance": ["acceptance"]}
     return pipeline(
         "nightly",
-        traffic=step("data.collect_traffic", {"seen": CHAMPION}, source=str(folder / "traffic"), **taken),
+        traffic=step(collect, {"seen": CHAMPION}, source=str(folder / "traffic"), **taken),
         now=step("simulated.measure_acceptance", by, {"draft": CHAMPION, "prompts": "traffic"}, world=world),
         then=step("simulated.measure_acceptance", by, {"draft": CHAMPION, "prompts": CHAMPION}, world=world),
         drift=step("speedup.measure_drift", "then", "now", {"policy": CHAMPION}),
@@ -102,7 +109,7 @@ def nightly(folder: Path, limit: int) -> Pipeline:
         features=step("data.record_features", by, "answers"),
         draft=step(
             "drafts.train_draft", by, "features", {"start_from": CHAMPION},
-            **{**TRAINED, "method": "auto"}, num_steps=12, eval_every=2, peak_lr=1.0e-3,
+            **{**DRAFTER, "method": "auto"}, **LEARNING,
         ),
         acceptance=step("simulated.measure_acceptance", mixed, "draft", world=world),
         champion_acceptance=step("simulated.measure_acceptance", mixed, {"draft": CHAMPION}, world=world),
@@ -137,7 +144,7 @@ class Night:
 
 @dataclass
 class Month:
-    """A home, its traffic, and the nights so far. limit: of new conversations to be trained on in a night.
+    """A home, its traffic, and the nights so far. limit, lossy: as for `nightly`.
 
     speed: the true speedup of the first champion.
     """
@@ -145,6 +152,7 @@ class Month:
     folder: Path
     seed: int
     limit: int = 16
+    lossy: bool = False
     speed: float = 0.0
     nights: list[Night] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -161,7 +169,9 @@ class Month:
         warm_up(self.settings, LOADED_FOR_STEPS)
         make_tiny_target("llama", self.folder / MODEL)
         self._write_chats(self.folder / "first.jsonl", [f"first question {number}" for number in range(90)])
-        self.file.write_text(written(first(self.folder), nightly(self.folder, self.limit)), encoding="utf-8")
+        self.file.write_text(
+            written(first(self.folder), nightly(self.folder, self.limit, self.lossy)), encoding="utf-8"
+        )
 
     def draftsmith(self, *arguments: str, **options: Any) -> Ended:
         """A command on the home, with the simulated steps beside the real ones."""
@@ -194,9 +204,10 @@ class Month:
     # ---- the days
 
     def arrive(self, number: int, count: int, name: str = "") -> None:
-        """New conversations in a file of their own."""
+        """New conversations in a file of their own, of many words, so that a drafter has something to learn."""
         questions = [
-            f"night {number} asks how item {self.chance.randrange(10**9)} of {n} is sorted" for n in range(count)
+            f"{' '.join(self.chance.choices(WORDS, k=8))} {number}-{n}-{self.chance.randrange(10**9)}"
+            for n in range(count)
         ]
         self._write_chats(self.traffic / (name or f"day-{number:02d}.jsonl"), questions)
         self.arrived += questions
@@ -240,6 +251,8 @@ class Month:
             self._move_alias("previous")
         elif what == "moved alias":
             self._move_alias("refused")
+        elif what == "deleted alias":
+            self.in_home(lambda: open_client(self.home).delete_registered_model_alias(MODEL, "champion"))
         before = self.state()
         busy = self.folder / "world" / "busy"
         if what == "busy":
@@ -314,14 +327,16 @@ class Month:
             self.faults.append(f"{at}: no run in the history: {ended.said[-300:]}")
         if told and not night.sentence and not (cut_short and after["status"] in ("running", "killed")):
             self.faults.append(f"{at}: ended as {after['status']} without a sentence: {ended.said[-300:]}")
-        if "\n" in night.sentence:
-            self.faults.append(f"{at}: its sentence is no line: {night.sentence!r}")
+        if "\n" in night.sentence or (night.sentence and " " not in night.sentence):
+            self.faults.append(f"{at}: its sentence is no line, or one word: {night.sentence!r}")
         if told and night.sentence and after["in_mlflow"] != night.sentence and not cut_short:
             self.faults.append(f"{at}: MLflow says {after['in_mlflow']!r}, the history {night.sentence!r}")
         if what in IN_PREFECT and night.sentence not in (message := last_message(self.home)):
             self.faults.append(f"{at}: Prefect says {message!r}, the history {night.sentence!r}")
         if told and after["new"] not in (None, before["waiting"]):
             self.faults.append(f"{at}: it found {after['new']} new conversations, and {before['waiting']} were")
+        if after["traffic"] == after["taken_by_champion"] and after["left"] not in (None, after["waiting"]):
+            self.faults.append(f"{at}: {after['waiting']} wait, and it said that it left {after['left']}")
         self._check_champion(at, before, after)
         return night
 
@@ -366,7 +381,7 @@ def state_of(home: Path, world: Path, arrived: Sequence[str]) -> dict[str, Any]:
     aliases = {name: int(number) for name, number in client.get_registered_model(MODEL).aliases.items()}
     champion = champion_that_counts(home, client, MODEL)
     assert champion is not None, "the first pipeline has made one"
-    tags = client.get_model_version(MODEL, str(champion)).tags
+    tags = tags_of(client, MODEL, champion)
     answers = {
         int(one.version): one.tags.get("gate.answer") for one in client.search_model_versions(f"name = '{MODEL}'")
     }
@@ -380,7 +395,7 @@ def state_of(home: Path, world: Path, arrived: Sequence[str]) -> dict[str, Any]:
     chance = json.loads((world / "truths.json").read_text())[tags["draftsmith.draft_key"]]
     entries = journal.read(home / "runs" / f"{run_id}.jsonl") if run_id else []
     traffic = next((entry for entry in entries if entry.get("step") == "traffic" and entry.get("key")), None)
-    used, faults = used_by(home, tags["draftsmith.draft_key"])
+    used, taken, faults = used_by(home, tags["draftsmith.draft_key"])
     faults += [f"used and never arrived: {question}" for question in used.difference(arrived)]
     return {
         "runs": len(rows),
@@ -388,11 +403,14 @@ def state_of(home: Path, world: Path, arrived: Sequence[str]) -> dict[str, Any]:
         "sentence": sentence or "",
         "in_mlflow": told[0] if told else "",
         "champion": champion,
-        "disputed": aliases["champion"] != champion,
+        "disputed": aliases.get("champion") != champion,
         "previous": aliases.get("previous"),
         "refused": max(refused, default=None),
         "speed": true_speed(chance, int(tags["draftsmith.depth_k"])),
         "new": traffic["info"]["new"] if traffic else 0 if "holds no conversation" in (sentence or "") else None,
+        "traffic": traffic["key"] if traffic else "",
+        "taken_by_champion": taken,
+        "left": traffic["info"]["waiting"] if traffic else None,
         "waiting": len(set(arrived) - used),
         "line": faults,
     }
@@ -419,8 +437,11 @@ def true_speed(chance: float, depth: int) -> float:
     return kept * (PLAIN_MS + HOST_MS) / (verify_ms(depth) + draft_ms(depth) + HOST_MS) if depth in DEPTHS else 1.0
 
 
-def used_by(home: Path, draft_key: str) -> tuple[set[str], list[str]]:
-    """The questions of the nights in a champion's line, and what is wrong: used twice, trained and judged on."""
+def used_by(home: Path, draft_key: str) -> tuple[set[str], str, list[str]]:
+    """The questions of the nights in a champion's line, the traffic of the last, and what is wrong with them.
+
+    Wrong is what was used twice, or trained and judged on.
+    """
     store = Store(home)
 
     def inputs(key: str) -> dict[str, Any]:
@@ -428,6 +449,7 @@ def used_by(home: Path, draft_key: str) -> tuple[set[str], list[str]]:
 
     prompts = str(inputs(str(inputs(str(inputs(draft_key)["features"]))["answers"]))["prompts"])
     times: Counter[str] = Counter()
+    last = str(inputs(prompts).get("new", "none"))
     sides: dict[str, set[str]] = {"train": set(), "judged on": set()}
     while "new" in inputs(prompts):
         traffic, prompts = str(inputs(prompts)["new"]), str(inputs(prompts)["old"])
@@ -438,13 +460,13 @@ def used_by(home: Path, draft_key: str) -> tuple[set[str], list[str]]:
             sides["train" if row["split"] == "train" else "judged on"].add(question)
     faults = [f"used {count} times: {question}" for question, count in times.items() if count > 1]
     faults += [f"trained and judged on: {question}" for question in sides["train"] & sides["judged on"]]
-    return set(times), faults
+    return set(times), last, faults
 
 
 PLAN = (
     "new", "empty", "doubled", "malformed", "busy", "killed", "new", "late", "full disk", "gone back",
     "new", "moved alias", "new", "killed", "busy", "empty", "malformed", "full disk", "new", "late",
-    "killed", "doubled", "moved alias", "new", "busy", "full disk", "empty", "killed", "gone back", "new",
+    "killed", "doubled", "moved alias", "new", "deleted alias", "full disk", "empty", "killed", "gone back", "new",
 )  # fmt: skip
 """What the day before each night, and the night, are like."""
 
@@ -467,8 +489,10 @@ def month(folder: Path, plan: Sequence[str], seed: int, *, gc_every: int = 3) ->
         here.collect()
         for run_id, status in here.in_home(lambda: unexplained(here.home)):
             here.faults.append(f"run {run_id} is {status} without a sentence")
+        if can_mount():
+            change(disk, f"size={ROOMY}")  # doctor asks for room that no night of this size needs
         doctor = here.draftsmith("doctor")
-        here.faults += [f"doctor: {doctor.said[-600:]}"] * ("the promotion log are whole" not in doctor.said)
+        here.faults += [f"doctor: {doctor.said[-600:]}"] * (doctor.code != 0)
         sizes = [night.mib for night in here.nights if night.mib]
         promoted = sum(a.champion < b.champion for a, b in pairwise(here.nights))
         return {

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ENOUGH = 512 << 20
+ENOUGH, ROOMY = 512 << 20, 8 << 30  # bytes; no more memory is taken than files hold
 
 
 @cache

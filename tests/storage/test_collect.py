@@ -14,15 +14,18 @@ from paired_runs import NAME, light_versions, release
 
 from components.contract import UserError
 from components.speedup.comparison.promotion_rule import judge
+from flows.cli import main
 from storage.artifacts.store import Store
 from storage.collect import collect, find_items, usage
 from storage.history.query import query
 from storage.history.write import rebuild, record_all
 from storage.journal import Journal
-from storage.registry.fact_tags import KEEP
+from storage.registry import versions as model_versions
+from storage.registry.fact_tags import FILES, KEEP, as_tags, tags_of
 from storage.registry.leftovers import kept_releases, leftover_models
-from storage.registry.registry import register
+from storage.registry.registry import promote, register, rollback
 from storage.registry.tracking import ensure_experiment, open_client
+from storage.registry.versions import ReleaseFacts
 from storage.repair import find_damage
 
 Make = Callable[..., Any]
@@ -121,7 +124,65 @@ def test_a_model_that_no_version_needs_goes_from_mlflow(home: Path, with_mlflow:
         (folder / "MLmodel").write_text("x" * 100)
     client.create_registered_model("m")
     client.create_model_version("m", folders[0].as_uri())
-    assert [left.folder for left in leftover_models(home)] == [folders[1]]
+    assert [left.folder for left in leftover_models(home, 0, ())] == [folders[1]]
     store = Store(home)
     collect(home, store, find_items(home, store, runs=0, versions=0))
-    assert folders[0].is_dir() and not folders[1].exists() and not leftover_models(home)
+    assert folders[0].is_dir() and not folders[1].exists() and not leftover_models(home, 0, ())
+
+
+def folder_of(home: Path, key: str) -> Path:
+    return home / "mlflow" / "artifacts" / "toy" / "models" / f"m-{key}" / "artifacts"
+
+
+def log_files(
+    home: Path, release: Path, facts: ReleaseFacts, run: str | None, code: Path, restore_to: Path | None = None
+) -> int:
+    """A version whose files lie where MLflow's do, and share what is large with the release."""
+    folder = restore_to or folder_of(home, facts.release_key)
+    folder.mkdir(parents=True)
+    (folder / "MLmodel").write_text("x" * 1000)
+    os.link(release / "eagle3.txt", folder / "eagle3.txt")
+    if restore_to is not None:
+        return 0
+    client = open_client(home)
+    if not client.search_registered_models(f"name = '{facts.name}'"):
+        client.create_registered_model(facts.name)
+    return int(client.create_model_version(facts.name, folder.as_uri(), tags=as_tags(facts.tags)).version)
+
+
+def test_the_files_of_a_version_go_with_its_release_and_come_back_with_it(
+    home: Path, make: Make, with_mlflow: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_versions, "log_version", log_files)
+    store, client = Store(home), open_client(home)
+    for mark in "1234":
+        register(home, release(make, f"r{mark}", f"d{mark}").path, judge)
+    run_of(home, ["r3"])
+    os.utime(next((home / "runs").iterdir()), (0, 0))
+    items = find_items(home, store, runs=1, versions=0)
+    assert {item.key for item in items} == {"r2", f"{NAME} version 2"}, "not of the newest run, nor with an alias"
+    assert sum(item.num_bytes for item in items) == 1000 + len('{"al": 2.5}') + len("weights"), (
+        "shared bytes count once"
+    )
+    assert next(use.key for use in usage(home) if use.what == "model in MLflow").startswith("m-r")
+
+    client.set_registered_model_alias(NAME, "canary", "2")
+    assert {item.key for item in collect(home, store, items)} == {"r2"} and folder_of(home, "r2").is_dir()
+    client.delete_registered_model_alias(NAME, "canary")
+    collect(home, store, find_items(home, store, runs=1, versions=0))
+    assert [folder_of(home, f"r{mark}").is_dir() for mark in "1234"] == [True, False, True, True]
+    assert goes(home, versions=0) == set() and not list(find_damage(home, store))
+    assert tags_of(client, NAME, 2)["draftsmith.draft_key"] == "d2", "what it was stays known"
+    monkeypatch.setenv("DRAFTSMITH_HOME", str(home))
+    assert main(["show", NAME]) == 0
+    assert "let go by draftsmith" in " ".join(capfd.readouterr().out.split())
+
+    refusal = "version 2 cannot serve: its files were let go by draftsmith gc on .*`draftsmith run toy`"
+    with pytest.raises(UserError, match=refusal):
+        promote(home, NAME, 2, "we want it", force=True, judge=judge)
+    client.set_registered_model_alias(NAME, "previous", "2")
+    with pytest.raises(UserError, match=refusal):
+        rollback(home, NAME, "back")
+    assert not register(home, release(make, "r2", "d2").path, judge).is_new
+    assert folder_of(home, "r2").is_dir() and FILES not in tags_of(client, NAME, 2)
+    assert rollback(home, NAME, "back").version == 2

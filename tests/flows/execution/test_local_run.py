@@ -14,6 +14,7 @@ import pytest
 from pipeline_builder import pipeline, step, written
 from toy_garden import COMMAND_LINE, PACKAGES, gone
 
+from components.contract import Artifact
 from flows.execution.engine import Engine
 from flows.execution.local_run import execute
 from flows.planning.plan import RunOptions, plan_run
@@ -90,6 +91,26 @@ def test_what_a_person_has_to_settle_is_said_however_a_night_ends(file: Path, fo
         settle,
         f"nothing new: all 3 steps are reused; {settle}",
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device on which no byte finds room")
+def test_a_run_that_a_full_disk_has_stopped_says_where_and_what_mends_it(file: Path, store: Store) -> None:
+    def write(_: Engine) -> dict[str, Artifact]:
+        with Path("/dev/full").open("wb", buffering=0) as stream:
+            stream.write(b"x")
+        return {}
+
+    def fail(_: Engine) -> dict[str, Artifact]:
+        raise RuntimeError("out of cheese")
+
+    options = RunOptions(file=file, home=store.home, device="cpu", packages=PACKAGES)
+    for run, wanted in (
+        (write, f"{store.home}: cannot be written (No space left on device): `draftsmith du` shows what takes room, "),
+        (fail, "RuntimeError: out of cheese"),
+    ):
+        with pytest.raises((OSError, RuntimeError)):
+            execute(*plan_run("quiet", {}, options), how="direct", run_steps=run)
+        assert ended(store)[-1][1].startswith(wanted)
 
 
 def test_a_started_attempt_leaves_nothing_for_the_next(file: Path, folder: Path, draftsmith: Cli, store: Store) -> None:

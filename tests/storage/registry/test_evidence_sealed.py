@@ -84,6 +84,8 @@ def test_a_champion_that_somebody_else_has_made_is_obeyed_when_the_gate_would_ha
         assert "the gate refuses it: speedup: measured" in found.remark
     client.delete_registered_model_alias(NAME, "champion")
     assert [row.to_version for row in notice_moves(home)] == [None]
+    found = find_release(home, NAME, "champion", judge)
+    assert found.key == "k1" and f"`draftsmith rollback {NAME} --why ...` puts it back" in found.remark
     client.set_registered_model_alias(NAME, "champion", "2")
     assert find_release(home, NAME, "champion", judge).key == "k1", "the way over no alias is none around the gate"
     assert find_release(home, NAME, "2", judge).key == "k2", "by number a person asks for it"
@@ -107,9 +109,14 @@ def test_while_an_alias_is_disputed_nothing_is_promoted_or_freed_and_both_comman
     assert better.waits and "champion" not in better.aliases and aliases_of(client, NAME)["champion"] == 2
     assert f"`draftsmith rollback {NAME} --why ...` puts it back" in better.note
     assert kept_releases(home, 0) >= {"k1", "k2"}, "the champion that counts is kept, and what bears the alias"
-    rollback(home, NAME, "it was a slip")
-    aliases = aliases_of(client, NAME)
-    assert aliases["champion"] == 1 and "previous" not in aliases, "undone, as if it had not been"
+    for is_deleted in (False, True):
+        if is_deleted:
+            client.delete_registered_model_alias(NAME, "champion")
+            assert "has deleted the alias champion" in add(home, make, "k4", "d2", may_promote=True).note
+            assert kept_releases(home, 0) >= {"k1"} and "champion" not in aliases_of(client, NAME)
+        rollback(home, NAME, "it was a slip")
+        aliases = aliases_of(client, NAME)
+        assert aliases["champion"] == 1 and "previous" not in aliases, "undone, as if it had not been"
     assert promote(home, NAME, 3, judge=judge).decision is not None
     assert {name: aliases_of(client, NAME)[name] for name in ("champion", "previous")} == {"champion": 3, "previous": 1}
 

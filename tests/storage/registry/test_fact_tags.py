@@ -13,7 +13,7 @@ from paired_runs import NAME, add, light_versions, release
 
 from components.speedup.comparison.promotion_rule import judge
 from storage.record import resync
-from storage.registry.fact_tags import FACTS_TAG, KEEP, OWN_TAGS, as_tags, facts_in, tags_of
+from storage.registry.fact_tags import FACTS_TAG, FILES, KEEP, OWN_TAGS, as_tags, facts_in, tags_of
 from storage.registry.registry import changed_facts, promote
 from storage.registry.tracking import open_client
 from storage.registry.versions import facts_of
@@ -57,14 +57,14 @@ def test_a_version_of_an_earlier_release_is_read_and_comes_into_the_new_form_whe
     assert not changed_facts(earlier, NAME)
     for _ in range(2):
         resync(earlier, judge)
-        assert raw(earlier).keys() == {*OWN_TAGS, FACTS_TAG, "team"}
+        assert raw(earlier).keys() == {*OWN_TAGS, FACTS_TAG, "team"} - {FILES}
         assert tags_of(open_client(earlier), NAME, 1) == before
     assert "champion already" in promote(earlier, NAME, 1, judge=judge).note
 
 
 def test_newer_evidence_takes_the_place_of_every_older_tag(earlier: Path, make: Any) -> None:
     measured = add(earlier, make, "k1", speedup_meas=1.9, meas_lo=None)
-    assert measured.renewed and raw(earlier).keys() == {*OWN_TAGS, FACTS_TAG, "team"}
+    assert measured.renewed and raw(earlier).keys() == {*OWN_TAGS, FACTS_TAG, "team"} - {FILES}
     told = tags_of(open_client(earlier), NAME, 1)
     assert told["draftsmith.speedup_meas"] == "1.9" and "draftsmith.meas_lo" not in told
     assert facts_of(earlier, release(make, "k1").path).tags.keys() - told.keys() == {"draftsmith.meas_lo"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from components.publish.release.mlflow_model import SETTINGS
-from storage.registry.log_version import SERVING, copy_of_components, share_files
+from storage.registry.log_version import SERVING, copy_of_components, share_code, share_files
 
 
 def test_the_registry_logs_the_settings_that_the_model_reads() -> None:
@@ -34,3 +34,12 @@ def test_a_version_and_its_release_share_large_files_and_each_outlives_the_other
     (release / "inner" / "weights").unlink()
     assert (version / "inner" / "weights").read_text() == "a" * 70_000
     assert sorted(path.name for path in (version / "inner").iterdir()) == ["weights"]
+
+
+def test_versions_share_the_code_that_is_the_same_in_both(tmp_path: Path) -> None:
+    earlier, folder = (copy_of_components(tmp_path / name, False) for name in ("earlier", "now"))
+    (folder / "contract.py").write_text("changed")
+    share_code(folder, earlier)
+    shared = {file for file in folder.rglob("*.py") if file.samefile(earlier / file.relative_to(folder))}
+    assert {*folder.rglob("*.py")} - shared == {folder / "contract.py"}
+    assert (earlier / "contract.py").read_text() != "changed"

@@ -20,7 +20,7 @@ from storage.history.write import record_artifact
 from storage.record import begin_run, end_run, record_step, resync
 from storage.registry import registry
 from storage.registry import versions as model_versions
-from storage.registry.fact_tags import FACTS_TAG, KEEP, OWN_TAGS, facts_in
+from storage.registry.fact_tags import FACTS_TAG, FILES, KEEP, OWN_TAGS, facts_in
 from storage.registry.registry import find_release, promote, register, rollback
 from storage.registry.tracking import ensure_experiment, open_client
 
@@ -53,7 +53,7 @@ def test_a_release_becomes_one_version_without_pickle_that_loads_and_carries_its
     version = client.get_model_version_by_alias(NAME, "champion")
     facts = {"draftsmith.depth_k": "4", "draftsmith.al": "2.5", "draftsmith.meas_lo": "1.6", "gate.status": "passed"}
     assert facts.items() <= facts_in(version.tags).items() and version.tags["draftsmith.key"] == "k1" * 32
-    assert version.tags.keys() == {*OWN_TAGS, FACTS_TAG} - {KEEP}, "people see few tags"
+    assert version.tags.keys() == {*OWN_TAGS, FACTS_TAG} - {KEEP, FILES}, "people see few tags"
     code = (
         "import sys, mlflow; mlflow.set_tracking_uri(sys.argv[1]);"
         "print(mlflow.pyfunc.load_model('models:/builtin@champion').predict([1]))"

@@ -32,6 +32,8 @@ def test_what_the_gate_refuses_counts_only_where_draftsmith_once_made_it_champio
     assert standing.number is None or standing.number in ours
     assert (standing.number == alias) == (standing.disputed is None), "the alias counts, or it is disputed"
     assert standing.disputed in (None, alias)
+    deleted = standing_of(log_of(moves), None, lambda version, champion: "it is slower")
+    assert deleted.number is None or (not deleted.is_settled and "draftsmith rollback m --why" in deleted.sentence("m"))
     if standing.disputed is not None:
         assert standing.why and "draftsmith promote m --version" in standing.sentence("m")
 
@@ -49,3 +51,7 @@ def test_where_the_gate_lets_everything_through_the_alias_counts(versions: list[
     log = log_of([("promote", versions[0]), *(("external", version) for version in versions[1:])])
     standing = standing_of(log, versions[-1], lambda version, champion: "")
     assert standing.number == versions[-1] and standing.disputed is None and not standing.sentence("m")
+    unfit = standing_of(log, versions[-1], lambda version, champion: "", lambda version: "its files are gone")
+    assert (unfit.number, unfit.why) == (
+        (standing.before, "its files are gone") if standing.before else (versions[-1], "")
+    )
