@@ -115,9 +115,10 @@ def run_child(
 def _start(order: StepOrder, preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=guard, args=(sender, json.dumps(order)), name=f"step {order['key'][:12]}")
     with _start_lock, _nameless_main(), _environment():
         _keep_sockets_short()
+        told = (sender, json.dumps(order), dict(os.environ))
+        process = context.Process(target=guard, args=told, name=f"step {order['key'][:12]}")
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()
@@ -202,8 +203,13 @@ def _keep_sockets_short() -> None:
         util.Finalize(None, shutil.rmtree, args=(config["tempdir"], True), exitpriority=-100)
 
 
-def guard(connection: Connection, order_text: str) -> None:
-    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
+def guard(connection: Connection, order_text: str, environment: dict[str, str]) -> None:
+    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind.
+
+    environment: the engine's, as it is now; the fork server has the one in which it was started.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     stop_requests: list[float] = []

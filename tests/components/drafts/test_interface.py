@@ -106,11 +106,13 @@ def test_sampled_probabilities_are_a_distribution_over_the_draft_vocabulary(
     assert (proposal.probs.gather(1, proposal.tokens[:, None]) > 0).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", TRAINED)
-def test_loss_falls_on_one_batch(method: str, family: str, tiny_target: MakeTarget) -> None:
-    """What can be learnt of the loss (all but the teacher's entropy) halves in 40 steps on one batch."""
-    target = tiny_target(family)
+def test_loss_falls_on_one_batch(method: str, tiny_target: MakeTarget) -> None:
+    """What can be learnt of the loss (all but the teacher's entropy) halves in 40 steps on one batch.
+
+    On the families in turn; that every method's graph is right on all of them is the parity ladder's.
+    """
+    target = tiny_target(("deepseek_v3", "qwen3", "llama")[TRAINED.index(method) % 3])
     torch.manual_seed(0)
     draft, batch = new_draft(target, method, spread=False), batch_of(target)
     losses = train_on(draft, batch, 40)
