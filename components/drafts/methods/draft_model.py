@@ -60,7 +60,7 @@ from components.drafts.network.layers import (
     initialise,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler, most_likely
+from components.drafts.network.sampling import Ancestry, DraftSampler, most_likely, most_likely_at
 from components.drafts.settings import DraftModelSettings
 from components.drafts.training.losses import StepLossAccumulator, Teacher, row_loss, teacher_at_target_columns
 from components.targets.forward.llama import FastTarget
@@ -301,7 +301,7 @@ class DraftModel(AbstractDraft):
             return self._propose_one_by_one(ids, depth)
         chains, tokens, steps = Chains(self.model), ids[None, 1:], []
         for _ in range(depth):
-            tokens, confidence = most_likely(self._logits(chains.step(tokens)), self.draft_ids)
+            tokens, confidence = most_likely_at(self._logits, chains.step(tokens), self.draft_ids)
             steps.append((tokens[0], confidence[0]))
         return EveryPosition.of_steps(steps)
 

@@ -34,7 +34,7 @@ from components.drafts.interface import Batch, CommittedPositions, EveryPosition
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
 from components.drafts.network.layers import TargetHead, normed_state
-from components.drafts.network.sampling import most_likely
+from components.drafts.network.sampling import most_likely_at
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -146,7 +146,7 @@ class Medusa(DepthDraft[Decoder]):
         """As AbstractDraft."""
         hidden = normed_state(self.target, last[: ids.numel() - 1])
         heads = range(min(depth, self.max_depth))
-        return EveryPosition.of_steps([most_likely(self.logits(i, hidden), self.draft_ids) for i in heads])
+        return EveryPosition.of_steps([most_likely_at(partial(self.logits, i), hidden, self.draft_ids) for i in heads])
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""

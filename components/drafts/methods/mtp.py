@@ -74,7 +74,7 @@ from components.drafts.network.layers import (
     run_llama_block,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
+from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely_at
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import MtpSettings
 from components.targets.forward.linear import Linear, lay_out
@@ -419,8 +419,7 @@ class Mtp(TargetHeadDraft, BatchedDraft[Decoder]):
 
     def draft_token(self, module: MtpModule, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy draft tokens (target ids) from a module's output [..., H], and their confidence."""
-        logits = self.head.rows(self.draft_ids)(module.shared_head.norm(hidden))
-        return most_likely(logits, self.draft_ids)
+        return most_likely_at(self.head.rows(self.draft_ids), module.shared_head.norm(hidden), self.draft_ids)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""
