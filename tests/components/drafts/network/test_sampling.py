@@ -1,4 +1,4 @@
-"""What a row of a tree sees is itself and what lies above it; the likeliest tokens of many positions, a few at a time."""
+"""What a row of a tree sees is itself and what lies above it; likeliest tokens of many positions, a few at a time."""
 
 from __future__ import annotations
 
