@@ -256,10 +256,12 @@ class DFlash(BlockDraft, DepthDraft[Decoder]):
         return [self.block_logits(output) for output in outputs]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
         parts = []
-        for rows in torch.arange(ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
+        for rows in torch.arange(first, ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
             outputs = self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])[:depth]
             parts.append(
                 EveryPosition.of_steps([most_likely_at(self.block_logits, of[0], self.draft_ids) for of in outputs])

@@ -142,9 +142,11 @@ class Medusa(DepthDraft[Decoder]):
         return [self.logits(i, hidden) for i in range(self.num_steps)]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        hidden = normed_state(self.target, last[: ids.numel() - 1])
+        hidden = normed_state(self.target, last[first : ids.numel() - 1])
         heads = range(min(depth, self.max_depth))
         return EveryPosition.of_steps([most_likely_at(partial(self.logits, i), hidden, self.draft_ids) for i in heads])
 

@@ -201,13 +201,15 @@ class MtpNative(TargetHeadDraft):
             yield self.module.last_norm(out)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        rows = torch.arange(first, ids.numel() - 1, device=ids.device)[None]
         unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows, CausalMask(ids.numel() - 1, ids.device))
-        tokens, steps = ids[None, 1:], []
+        head, tokens, steps = self.head.rows(self.draft_ids), ids[None, 1 + first :], []
         for _ in range(min(depth, self.max_depth)):
-            tokens, confidence = most_likely_at(self.pruned_logits, unrolled.step(tokens), self.draft_ids)
+            tokens, confidence = most_likely_at(head, self.module.last_norm(unrolled.step(tokens)), self.draft_ids)
             steps.append((tokens[0], confidence[0]))
         return EveryPosition.of_steps(steps)
 

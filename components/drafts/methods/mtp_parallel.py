@@ -134,10 +134,12 @@ class MtpParallel(DepthDraft[Decoder]):
         return [self.logits(head(trunk, rope, visible)[sequence, rows]) for head in self.heads]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
         trunk, rope, _ = self._trunk(last[None, : ids.numel() - 1], CausalMask(ids.numel() - 1, last.device))
-        outputs = (head(trunk, rope)[0] for head in self.heads[:depth])
+        outputs = (head(trunk, rope)[0, first:] for head in self.heads[:depth])
         return EveryPosition.of_steps([most_likely_at(self.logits, output, self.draft_ids) for output in outputs])
 
     def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:

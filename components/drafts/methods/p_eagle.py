@@ -188,9 +188,11 @@ class PEagle(DepthDraft[Decoder]):
         return self.draft_logits(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        rows = torch.arange(first, ids.numel() - 1, device=ids.device)[None]
         states = self.draft_states(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
         return EveryPosition.of_steps([most_likely_at(self.lm_head, step[0], self.draft_ids) for step in states])
 
