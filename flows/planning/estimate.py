@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from components.contract import Artifact, UserError
+from components.positions import read_prompt_lengths
 from flows.planning.machines import PlannedMachine
 from flows.planning.remedies import remedy
 from flows.planning.wiring import Wiring
@@ -291,14 +292,15 @@ class Estimator:
     def _lengths(self, pipeline: str) -> dict[str, Lengths]:
         """Mean lengths of what was answered here: by the name of a step of this pipeline, or by `source_of` prompts."""
         lengths: dict[str, Lengths] = {}
-        for content in self._records.values():
+        for key, content in self._records.items():
             record, info = content["record"], content["info"]
             rows = sum(info["num_rows"].values()) if "num_answer_tokens" in info and "num_rows" in info else 0
             if not rows:
                 continue
             most = record["settings"].get("max_new_tokens")
             answer, length = info["num_answer_tokens"] / rows, info["num_tokens"] / rows
-            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, measured=True)
+            longest = max((test.tokens for test in read_prompt_lengths(self.store.path_of(key))), default=0)
+            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, longest, measured=True)
             prompts = self._records.get(str(record["inputs"].get("prompts")))
             if prompts is not None and (source := source_of(prompts["record"]["settings"])):
                 lengths[source] = of_rows
