@@ -393,8 +393,10 @@ class Mtp(TargetHeadDraft, BatchedDraft[Decoder]):
             window = torch.cat((first_hidden, window), 1)
             tokens = EveryPosition.of_steps(steps).tokens
             at_once = max(1, SCORES_AT_ONCE // (num_columns * (j - 1) * self.shape.num_attention_heads))
-            some = zip(*(part.split(at_once) for part in (tokens, window, first_column)), strict=True)
-            window = torch.cat([self._window_pass(module, *of_roots, keys[0], values[0]) for of_roots in some])
+            parts = zip(tokens.split(at_once), window.split(at_once), first_column.split(at_once), strict=True)
+            window = torch.cat(
+                [self._window_pass(module, drafted, of, where, keys[0], values[0]) for drafted, of, where in parts]
+            )
             steps.append(self.draft_token(module, window[:, -1]))
         return EveryPosition.of_steps(steps)
 
