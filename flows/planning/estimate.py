@@ -40,7 +40,12 @@ Those of a CPU are what the built-in target and ten methods reached on two cores
 """
 GPU_PROGRAM_BYTES = 1_000_000_000
 """On a GPU without its tensors: context, kernels, workspaces."""
-PROGRAM_BYTES: Mapping[Kind, int] = {"training": 700_000_000, "decoding": 500_000_000, "passes": 500_000_000}
+PROGRAM_BYTES: Mapping[Kind, int] = {
+    "training": 700_000_000,
+    "decoding": 500_000_000,
+    "passes": 500_000_000,
+    "budget": 500_000_000,
+}
 """Of a process on a CPU without its tensors, with kernels and held-out evaluation, where nothing was measured."""
 LEAST_PROGRAM_BYTES = 250_000_000
 """Of a process for any other kind of work."""
@@ -164,7 +169,8 @@ class Estimator:
         seconds, by = self._seconds(work, past, self._like(stage, any_method=True) if not past else [])
         program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
         if past and not self.machine.is_gpu:
-            program = max(0, round(statistics.median(each.peak_bytes - each.counted for each in past)))
+            least = LEAST_PROGRAM_BYTES if work.memory else 0  # where more was counted than there was
+            program = max(least, round(statistics.median(each.peak_bytes - each.counted for each in past)))
         return StepEstimate(
             name=stage.name,
             kind=work.kind,

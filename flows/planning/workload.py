@@ -417,7 +417,9 @@ class Workload:
         rows = replace(
             prompts,
             answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share,
-            longest_prompt=prompts.longest_test or ONCE_AGAIN * prompts.prompt_tokens,
+            longest_prompt=min(
+                prompts.longest_test or ONCE_AGAIN * prompts.prompt_tokens, size.shape.max_position_embeddings
+            ),
         )
         work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
         longest, kv = rows.longest_prompt + rows.answer_tokens, size.kv_bytes * ITEMSIZE[dtype] / 2
@@ -448,7 +450,8 @@ class Workload:
             longest = tests.longest_test or ONCE_AGAIN * tests.prompt_tokens
             lengths = [longest + settings["max_new_tokens"]] if "max_new_tokens" in settings else []
             lengths += [length + settings["tokens_per_block"] for length in settings.get("kv_lengths", ())]
-            rows = max(lengths, default=0) * max(settings.get("batch_sizes", (1,)), default=1)
+            longest = min(max(lengths, default=0), size.shape.max_position_embeddings)
+            rows = longest * max(settings.get("batch_sizes", (1,)), default=1)
             arms = 1 + ARMS_OF_DRAFTER * len(drafted)
             memory |= {"drafters": sum(sizes), "caches": round(arms * rows * size.kv_bytes * ITEMSIZE[dtype] / 2)}
         return Work("budget", seconds=settings["seconds"], dtype=dtype, memory=memory)
