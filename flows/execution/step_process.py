@@ -75,7 +75,10 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child ended: "made", "nothing_new", "user_error" or "failed" (also: timed out, killed)."""
+    """How a child ended: "made", "nothing_new", "user_error" or "failed" (also: timed out, killed).
+
+    peak_rss_mib: the most that it, or a process that it started and saw end, had in memory.
+    """
 
     how: str
     message: str = ""
@@ -326,7 +329,9 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
             f"{step.address} returned {type(artifact).__name__}, not {step.kind.__name__}"
         )
         assert artifact.path == context.out, f"{step.address} must return {step.kind.__name__}.of_step(ctx, ...)"
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # Of its largest process: a measurement holds target and drafters in processes of their own.
+        both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = max(resource.getrusage(whose).ru_maxrss for whose in both) / 1024
         send({"end": "made", "kind": step.kind.__name__, "info": dict(artifact.info), "peak_rss_mib": round(peak, 1)})
         return 0
     except NothingNew as nothing:

@@ -142,11 +142,12 @@ def test_a_deadline_ends_the_whole_tree(
     assert store.get(plan.steps[0].key) is None
 
 
+@pytest.mark.parametrize("taken", [{"mib": 300}, {"mib": 1, "mib_of_child": 300}])
 def test_memory_is_returned_and_no_process_is_left(
-    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+    taken: dict[str, int], plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
 ) -> None:
     before = psutil.Process().memory_info().rss
-    plan = plan_of(only("toys.leak", mib=300))
+    plan = plan_of(only("toys.leak", **taken))
     made = engine_of(plan).run()["only"]
     assert store.record_of(made.key)["record"]["peak_rss_mib"] > 300
     assert psutil.Process().memory_info().rss - before < 50 << 20
