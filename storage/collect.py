@@ -99,24 +99,24 @@ def find_items(home: Path, store: Store, *, runs: int, versions: int, features: 
     if features:
         unfinished = [entries for entries in recent if entries[-1].get("status") != "completed"]
         kept -= _trained_on(store, recent) - busy.union(*map(_keys_of, unfinished))
-    found: list[tuple[str, str, str, LeftoverModel | None]] = []
+    candidates: list[tuple[str, str, str, LeftoverModel | None]] = []
     places: list[list[Path]] = []
     for key in store.keys():  # noqa: SIM118 (a store is no mapping)
         record = _record(store, key)
         if record is None or key in kept or record["kind"] in EVIDENCE or (home / "to_share" / key).exists():
             continue
-        found.append((record["kind"], key, str(record["record"].get("pipeline", "")), None))
+        candidates.append((record["kind"], key, str(record["record"].get("pipeline", "")), None))
         places.append([store.path_of(key)])
     partial = {path.name.removesuffix(".scratch") for path in (home / "partial").glob("*")}
     for key in sorted(partial - kept):
-        found.append((UNFINISHED, key, "", None))
+        candidates.append((UNFINISHED, key, "", None))
         places.append([home / "partial" / name for name in (key, f"{key}.scratch")])
     for one in leftover_models(home, versions, kept):
         title = one.model_id if one.version is None else f"{one.version[0]} version {one.version[1]}"
-        found.append((IN_MLFLOW if one.version is None else OF_VERSION, title, "", one))
+        candidates.append((IN_MLFLOW if one.version is None else OF_VERSION, title, "", one))
         places.append([one.folder])
     sizes = _freed_bytes(places)
-    items = [Item(kind, key, by, size, model) for (kind, key, by, model), size in zip(found, sizes, strict=True)]
+    items = [Item(kind, key, by, size, model) for (kind, key, by, model), size in zip(candidates, sizes, strict=True)]
     return sorted(items, key=lambda item: (item.kind not in _FIRST, -item.num_bytes))
 
 
@@ -137,8 +137,8 @@ def collect(home: Path, store: Store, items: Iterable[Item]) -> list[Item]:
             else:
                 continue
             done.append(item)
-    gone = delete_leftovers(home, [item.model for item in models if item.model is not None]) if models else set()
-    return done + [item for item in models if item.model in gone]
+    deleted = delete_leftovers(home, [item.model for item in models if item.model is not None]) if models else set()
+    return done + [item for item in models if item.model in deleted]
 
 
 def _runs(home: Path, newest: int) -> tuple[list[list[journal.Entry]], list[list[journal.Entry]]]:

@@ -65,15 +65,15 @@ def kept_releases(home: Path, num_versions: int) -> set[str]:
     return {version.tags.get(KEY_TAG, "") for version, is_kept in versions if is_kept}
 
 
-def leftover_models(home: Path, num_versions: int, kept: Collection[str]) -> list[LeftoverModel]:
+def leftover_models(home: Path, num_versions: int, kept_keys: Collection[str]) -> list[LeftoverModel]:
     """The models in the database of this home that nobody needs any more.
 
-    num_versions: as for `kept_releases`. kept: the keys of all that the store keeps.
+    num_versions: as for `kept_releases`. kept_keys: the keys of all that the store keeps.
     """
     if not (uses_home_database(home) and has_database(home)):
         return []
     with mlflow_lock(home, "registry"), translated_errors(home):  # nobody is between a model and its version
-        return _find_leftovers(home, open_client(home), num_versions, kept)
+        return _find_leftovers(home, open_client(home), num_versions, kept_keys)
 
 
 def delete_leftovers(home: Path, leftovers: Collection[LeftoverModel]) -> set[LeftoverModel]:
@@ -83,16 +83,16 @@ def delete_leftovers(home: Path, leftovers: Collection[LeftoverModel]) -> set[Le
     """
     with mlflow_lock(home, "registry"), translated_errors(home):
         client = open_client(home)
-        gone = set(_find_leftovers(home, client, 0, ())).intersection(leftovers)
-        for leftover in gone:
+        deleted = set(_find_leftovers(home, client, 0, ())).intersection(leftovers)
+        for leftover in deleted:
             if leftover.version is None:
                 client.delete_logged_model(leftover.model_id)
             else:  # first of all: a version whose files are half gone is no damage
                 name, number = leftover.version
-                said = f"let go by draftsmith gc on {datetime.now(UTC):%Y-%m-%d}"
-                client.set_model_version_tag(name, str(number), FILES, said)
+                notice = f"let go by draftsmith gc on {datetime.now(UTC):%Y-%m-%d}"
+                client.set_model_version_tag(name, str(number), FILES, notice)
             shutil.rmtree(leftover.folder)
-    return gone
+    return deleted
 
 
 def _versions(home: Path, client: MlflowClient, num_versions: int) -> Iterator[tuple[Any, bool]]:
@@ -105,22 +105,24 @@ def _versions(home: Path, client: MlflowClient, num_versions: int) -> Iterator[t
             yield version, place < num_versions or int(version.version) in named or is_marked
 
 
-def _find_leftovers(home: Path, client: MlflowClient, num_versions: int, kept: Collection[str]) -> list[LeftoverModel]:
+def _find_leftovers(
+    home: Path, client: MlflowClient, num_versions: int, kept_keys: Collection[str]
+) -> list[LeftoverModel]:
     needed, idle, top = set[str](), dict[str, LeftoverModel](), (home / "mlflow" / "artifacts").absolute()
     for version, is_kept in _versions(home, client, num_versions):
         place = client.get_model_version_download_uri(version.name, version.version)
         key = version.tags.get(KEY_TAG)  # a version that people have registered themselves has none
-        if is_kept or key is None or key in kept:
+        if is_kept or key is None or key in kept_keys:
             needed.add(place)
         else:
             idle[place] = LeftoverModel("", _folder(place), (version.name, int(version.version)))
-    found = [model for place, model in idle.items() if place not in needed]
+    leftovers = [model for place, model in idle.items() if place not in needed]
     experiments = [experiment.experiment_id for experiment in client.search_experiments(max_results=_PAGE)]
     token = None
     while experiments:
         page = client.search_logged_models(experiments, max_results=50, page_token=token)
         places = {model.artifact_location: model.model_id for model in page}
-        found += [
+        leftovers += [
             LeftoverModel(model_id, _folder(place))
             for place, model_id in places.items()
             if place not in needed | idle.keys()
@@ -128,7 +130,7 @@ def _find_leftovers(home: Path, client: MlflowClient, num_versions: int, kept: C
         token = page.token
         if not token:
             break
-    return [model for model in found if model.folder.is_relative_to(top) and model.folder.is_dir()]
+    return [model for model in leftovers if model.folder.is_relative_to(top) and model.folder.is_dir()]
 
 
 def _folder(address: str) -> Path:
