@@ -143,7 +143,7 @@ def autotuned(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
     target, threads = Target(key="", path=folder), torch.get_num_threads()
     with quiet_interpreter():
         tuned = choose_engine(target, [], CONTEXT, dtype=dtype, device="cpu", max_threads=threads, seconds=3.0)
-    said: Said = {"kernel": tuned.kernel, "num_threads": tuned.num_threads, "said": peak_of_choice(target, dtype)}
+    said: Said = {"kernel": tuned.kernel, "num_threads": tuned.num_threads, "said": peak_of_choice(target, [], dtype)}
     return {"": lambda: said}, said
 
 

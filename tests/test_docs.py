@@ -318,7 +318,7 @@ def test_twenty_questions_are_answered_as_the_docs_say(
 
 def test_views_named_in_prose_exist(recorded: Path) -> None:
     named = {name for page in PAGES for name in re.findall(r"`(v_\w+)`", prose(page))}
-    assert named <= set(view_names(recorded)) == set(history_columns())
+    assert named <= set(view_names()) == set(history_columns())
 
 
 def test_choosing_a_depth_from_the_rows_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

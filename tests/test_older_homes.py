@@ -17,7 +17,7 @@ from components.speedup.comparison.promotion_rule import judge
 from flows import cli
 from flows.execution.engine import Engine
 from storage import journal
-from storage.history.query import named_queries, query, view_names
+from storage.history.query import named_queries, open_history, query, view_names
 from storage.home import read_identity
 from storage.registry.registry import find_release, versions_of
 
@@ -76,7 +76,9 @@ def test_it_is_well_answers_and_goes_on(opened: Opened, draftsmith: Callable[...
 
     runs = {(row[0], row[1]) for row in query("SELECT pipeline, status FROM v_run", home)[1]}
     assert runs == {("garden", "completed"), ("tiny", "completed")}
-    rows = {view: query(f"SELECT count(*) FROM {view}", home)[1][0][0] for view in view_names(home)}
+    views = view_names()
+    with open_history(home) as run_query:
+        rows = {view: run_query(f"SELECT count(*) FROM {view}", {})[1][0][0] for view in views}
     assert all(rows[view] for view in ("v_artifact", "v_run", "promotion", "v_depth", "v_choice")), rows
     for name in named_queries():
         draftsmith("query", name)

@@ -197,7 +197,7 @@ def history_columns() -> dict[str, list[str]]:
 
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        names = view_names(home)
+        names = view_names()
         with open_history(home) as run_query:
             return {name: list(run_query(f"SELECT * FROM {name} LIMIT 0", {})[0]) for name in names}
 

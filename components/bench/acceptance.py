@@ -280,17 +280,17 @@ def acceptance_map(
     num_positions = num_tokens + k_max - 2
     ids = torch.tensor(token_ids[: first + num_positions + 1], device=target.device)
     with torch.inference_mode():
-        cache = target.new_cache(1, len(ids))
-        out = target.forward(ids.unsqueeze(0), cache, logits="none", features=draft.needs_features or True)
+        features = draft.needs_features or True
+        out = target.forward(ids.unsqueeze(0), target.new_cache(1, len(ids)), logits="none", features=features)
         assert out.taps is not None and out.last is not None
-        drafts = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max)
-    draft_tokens = drafts.tokens[first:]
+        drafts = draft.propose_at_every_position(ids, out.taps[0], out.last[0], k_max, first)
+    draft_tokens = drafts.tokens
     truth = torch.tensor(answer[1:], device=draft_tokens.device)
     first_matches = (draft_tokens[:, 0] == truth[:num_positions]).tolist()
     accepted = _matching_prefix(draft_tokens[: num_tokens - 1], truth.unfold(0, k_max, 1)[: num_tokens - 1])
     confidence: list[list[float]] = []
     if drafts.confidence is not None:
-        rows = drafts.confidence[first : first + num_tokens - 1].double()
+        rows = drafts.confidence[: num_tokens - 1].double()
         confidence = rows.round(decimals=CONFIDENCE_DIGITS).tolist()
     return PositionMap(accepted, _run_lengths(first_matches, num_tokens - 1, k_max), confidence)
 

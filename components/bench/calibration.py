@@ -31,7 +31,8 @@ from components.bench.settings import Dtype
 from components.contract import Context, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.decoding.chain import decode
 from components.decoding.session import Session
-from components.machine import free_ram
+from components.drafts.storage.files import read_record
+from components.machine import free_ram, give_memory_back
 from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
@@ -43,7 +44,7 @@ SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
 WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
 PEAK_OF_ONE, PEAK_OF_TWO, PEAK_OF_BOTH = 1.1, 2.0, 6  # times its weights: in one layout, in two, two targets at once
-TIMED_BYTES = 400_000_000  # of timed weights in all layouts, beside a target that is held several times
+TIMED_BYTES = 400_000_000  # of timed weights in all layouts, beside a drafter or a target held several times
 OTHER_BYTES = 50_000_000  # caches of the trials, pages of the file
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 
@@ -61,7 +62,7 @@ def autotune(
     """The step `bench.autotune`; its settings are explained in components/bench/steps.py."""
     context = fitting_prompts(target, prompts, "test", TOKENS, ctx)[0].ids
     if ctx.device == "cpu":
-        ctx.note(check_memory(target, dtype))
+        ctx.note(check_memory(target, drafts or [], dtype))
     with quiet_interpreter():
         tuned = choose_engine(
             target,
@@ -133,7 +134,7 @@ def resolve_tuning(
     if tuned is not None:
         return tuned
     if ctx.device == "cpu":
-        check_memory(target, dtype)
+        check_memory(target, drafts, dtype)
     with quiet_interpreter():
         return choose_engine(
             target,
@@ -224,7 +225,7 @@ def choose_engine(
         count, tried = _best_count(target, context, counts, dtype, device, seconds)
     candidate = _open(target, count, dtype, device, "thorough" if seconds > 0.0 and device == "cpu" else "auto")
     with threads(count):
-        kernels = {draft.key: open_drafter(draft, candidate.target, "thorough").kernel for draft in drafts}
+        kernels = {draft.key: _kernel_of(draft, candidate.target) for draft in drafts}
     kernel, rival = candidate.target.kernel, False
     if kernel not in ("plain", "transformers") and device == "cpu":
         if _is_held_once(target, dtype):
@@ -245,20 +246,28 @@ def choose_engine(
     return Tuning(count, kernel, rival, kernels, tried)
 
 
-def peak_of_choice(target: Target, dtype: Dtype) -> int:
-    """Bytes of memory that choosing threads and kernels takes on a CPU, at most. benchmarks/opening.py measures it."""
-    weights = int(target_facts(target)["num_params"]) * getattr(torch, dtype).itemsize
+def peak_of_choice(target: Target, drafts: Sequence[Draft], dtype: Dtype) -> int:
+    """Bytes of memory that choosing threads and kernels takes on a CPU, at most: one drafter is opened at a time."""
+    itemsize = getattr(torch, dtype).itemsize
+    sizes = [int(read_record(draft.path)["num_parameters"]) for draft in drafts]
+    largest = [(4 + itemsize) * size + TIMED_BYTES for size in sizes if size]
+    return peak_of_weights(int(target_facts(target)["num_params"]) * itemsize) + max(largest, default=0)
+
+
+def peak_of_weights(weights: int) -> int:
+    """As `peak_of_choice`, of a target of so many bytes alone. benchmarks/opening.py measures it."""
     share = PEAK_OF_ONE if weights > HELD_ONCE else PEAK_OF_TWO if weights > HELD_TWICE else PEAK_OF_BOTH
     return int(share * weights) + (OTHER_BYTES if weights > HELD_TWICE else TIMED_BYTES)
 
 
-def check_memory(target: Target, dtype: Dtype) -> str:
+def check_memory(target: Target, drafts: Sequence[Draft], dtype: Dtype) -> str:
     """What a choice of threads and kernels will take in memory on a CPU, in words.
 
     Raises UserError where less is free.
     """
-    peak, free = peak_of_choice(target, dtype), free_ram()
-    said = f"choosing threads and kernels of the target in {dtype} takes up to {peak / 1e9:.2f} GB of memory"
+    peak, free = peak_of_choice(target, drafts, dtype), free_ram()
+    of = "the target and its drafters" if drafts else "the target"
+    said = f"choosing threads and kernels of {of} in {dtype} takes up to {peak / 1e9:.2f} GB of memory"
     if peak > free:
         smaller = "take dtype: bfloat16, or " if dtype == "float32" else ""
         raise UserError(f"{said}, and {free / 1e9:.2f} GB are free: {smaller}a machine with more, or end what holds it")
@@ -304,6 +313,14 @@ def _open(target: Target, num_threads: int, dtype: Dtype, device: str, kernel: s
     with threads(num_threads):
         model = open_target(target, device=device, dtype=dtype, kernel=kernel)
     return _Candidate(model, num_threads, Session(model))
+
+
+def _kernel_of(draft: Draft, target: AbstractTarget) -> str:
+    """The kernels that a drafter picks; nothing of it is in memory afterwards."""
+    kernel = open_drafter(draft, target, "thorough").kernel
+    gc.collect()  # an opened drafter is a circle, and the interpreter collects none while it times
+    give_memory_back()
+    return kernel
 
 
 def _trial_facts(candidate: _Candidate, step_ns: float) -> Trial:

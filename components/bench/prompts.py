@@ -11,7 +11,7 @@ from components.data.formats.prompts import encode_prompt, read_prompts
 from components.drafts.interface import Drafter
 from components.drafts.storage.files import open_draft
 from components.positions import PromptLength, prompts_left_out
-from components.targets.generate import continue_batch
+from components.targets.generate import batches_of, continue_batch
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_tokenizer, target_facts
 
@@ -71,11 +71,13 @@ def greedy_answers(
     num_tokens: int,
     batch_size: int,
 ) -> list[list[int]]:
-    """Exactly `num_tokens` greedy tokens for each prompt, end-of-text ignored."""
-    answers: list[list[int]] = []
-    for first in range(0, len(prompt_ids), batch_size):
-        batch = prompt_ids[first : first + batch_size]
-        answers += [c.ids for c in continue_batch(model, batch, max_new_tokens=num_tokens, stop_at_eos=False)]
+    """Exactly `num_tokens` greedy tokens for each prompt, end-of-text ignored; see `batches_of`."""
+    answers: list[list[int]] = [[] for _ in prompt_ids]
+    for rows in batches_of(model, [len(ids) for ids in prompt_ids], num_tokens, batch_size):
+        batch = [prompt_ids[row] for row in rows]
+        continued = continue_batch(model, batch, max_new_tokens=num_tokens, stop_at_eos=False)
+        for row, continuation in zip(rows, continued, strict=True):
+            answers[row] = continuation.ids
     return answers
 
 

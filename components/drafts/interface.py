@@ -45,15 +45,15 @@ class Proposal(NamedTuple):
 
 
 class EveryPosition(NamedTuple):
-    """Greedy proposals after every column of a text."""
+    """Greedy proposals after every column of a text, or the last S of them."""
 
-    tokens: Tensor  # int64 [T - 1, depth]
+    tokens: Tensor  # int64 [S, depth]
     confidence: Tensor | None
-    """float32 [T - 1, depth]: the probability of each token at temperature 1, or a head's estimate that it is kept"""
+    """float32 [S, depth]: the probability of each token at temperature 1, or a head's estimate that it is kept"""
 
     @classmethod
     def of_steps(cls, steps: Sequence[tuple[Tensor, Tensor]]) -> EveryPosition:
-        """From the tokens [T - 1] and confidences [T - 1] of draft tokens 1, 2, ..."""
+        """From the tokens [S] and confidences [S] of draft tokens 1, 2, ..."""
         tokens, confidence = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
         return cls(tokens, confidence)
 
@@ -105,7 +105,9 @@ class Drafter(Proposer, Protocol):
         str  # the kernels of its linear layers, as targets/forward/linear.py describes them; "plain" where it has none
     )
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft; -1 (no token) pads chains shorter than `depth`; found tokens have no confidence."""
 
 
@@ -320,10 +322,12 @@ class AbstractDraft(nn.Module, ABC):
         """
 
     @abstractmethod
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
-        """Greedy proposals at every position at once, each fed its own draft tokens: [T] ids -> T - 1 rows.
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
+        """Greedy proposals at every position at once, each fed its own draft tokens: [T] ids -> T - 1 - first rows.
 
-        Row t drafts x_{t+2}, x_{t+3}, ... given columns 0..t, as `propose` would after each column.
+        Row t - first drafts x_{t+2}, x_{t+3}, ... given columns 0..t, as `propose` would after each column, t >= first.
         """
 
     @abstractmethod

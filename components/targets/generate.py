@@ -25,6 +25,9 @@ from components.targets.interface import AbstractCache, AbstractTarget
 PREFILL_TOKENS: Final[Mapping[str, int]] = {"cuda": 8192, "cpu": 2048}
 """Most tokens of one prefill pass, padding included (a longer prompt gets its own pass): its rows have a cache of their
 own until they are put into the batch's, which on a CPU would be as large as the target."""
+CACHE_BYTES: Final[Mapping[str, int]] = {"cuda": 8 << 30, "cpu": 512 << 20}
+"""Of the cache of prompts whose lengths nobody has bounded, where one of them does not need more: with one long prompt
+among short ones, a cache of as many rows of its length would be several times the target."""
 LENGTH_STEP: Final = 16  # prompts are padded to multiples of this: oneDNN compiles a bf16 kernel for every new shape
 ROW_STEP: Final = 8  # and batches shrink to multiples of this, or to 4, 2, 1
 FREE_SHARE: Final = 8
@@ -80,6 +83,22 @@ def continue_batch(
         for row, prompt in enumerate(prompts)
     ]
     return continue_rows(target, requests, batch_size=len(requests), stop_at_eos=stop_at_eos)
+
+
+def batches_of(
+    target: AbstractTarget, prompt_lengths: Sequence[int], num_tokens: int, batch_size: int
+) -> list[list[int]]:
+    """Batches of at most `batch_size` prompts of like lengths, whose cache for `num_tokens` new tokens each has at most
+    CACHE_BYTES. A batch is the indices of its prompts, ascending."""
+    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
+    longest_first = sorted(range(len(prompt_lengths)), key=lambda row: (-prompt_lengths[row], row))
+    batches = []
+    while longest_first:
+        length = _padded(prompt_lengths[longest_first[0]]) + num_tokens
+        count = max(1, min(batch_size, most // length))
+        batches.append(sorted(longest_first[:count]))
+        del longest_first[:count]
+    return batches
 
 
 def continue_rows(
@@ -176,9 +195,12 @@ class _Batch:
         lengths = torch.tensor([len(self.requests[row].ids) for row in rows])
         for place, row in enumerate(rows):
             padded[place, : int(lengths[place])] = torch.as_tensor(self.requests[row].ids)
-        prompt_cache = self.target.new_cache(len(rows), longest)
+        # The first rows of a batch that go through in one pass need no cache of their own.
+        fills = rows == list(range(self.size))
+        prompt_cache = self.cache if fills else self.target.new_cache(len(rows), longest)
         passed = self.target.forward(padded, prompt_cache, num_valid=lengths, logits="last")
-        self.cache.put(free[: len(rows)], prompt_cache)
+        if not fills:
+            self.cache.put(free[: len(rows)], prompt_cache)
         assert passed.logits is not None
         for place, row in zip(free, rows, strict=False):
             self.places[place] = row

@@ -75,7 +75,10 @@ _start_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child ended: "made", "nothing_new", "user_error" or "failed" (also: timed out, killed)."""
+    """How a child ended: "made", "nothing_new", "user_error" or "failed" (also: timed out, killed).
+
+    peak_rss_mib: the most that it, or a process that it started and saw end, had in memory.
+    """
 
     how: str
     message: str = ""
@@ -115,9 +118,10 @@ def run_child(
 def _start(order: StepOrder, preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=guard, args=(sender, json.dumps(order)), name=f"step {order['key'][:12]}")
     with _start_lock, _nameless_main(), _environment():
         _keep_sockets_short()
+        told = (sender, json.dumps(order), dict(os.environ))
+        process = context.Process(target=guard, args=told, name=f"step {order['key'][:12]}")
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()
@@ -202,8 +206,13 @@ def _keep_sockets_short() -> None:
         util.Finalize(None, shutil.rmtree, args=(config["tempdir"], True), exitpriority=-100)
 
 
-def guard(connection: Connection, order_text: str) -> None:
-    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind."""
+def guard(connection: Connection, order_text: str, environment: dict[str, str]) -> None:
+    """Entry point of the child: start the worker, wait for its end or the engine's, then leave no process behind.
+
+    environment: the engine's, as it is now; the fork server has the one in which it was started.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     os.setsid()  # a Ctrl-C in the terminal is the engine's to handle, which ends us in order
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     stop_requests: list[float] = []
@@ -320,7 +329,9 @@ def _run_step(order: StepOrder, send: OnJson) -> int:
             f"{step.address} returned {type(artifact).__name__}, not {step.kind.__name__}"
         )
         assert artifact.path == context.out, f"{step.address} must return {step.kind.__name__}.of_step(ctx, ...)"
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # Of its largest process: a measurement holds target and drafters in processes of their own.
+        both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        peak = max(resource.getrusage(whose).ru_maxrss for whose in both) / 1024
         send({"end": "made", "kind": step.kind.__name__, "info": dict(artifact.info), "peak_rss_mib": round(peak, 1)})
         return 0
     except NothingNew as nothing:

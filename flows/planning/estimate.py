@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from components.contract import Artifact, UserError
+from components.positions import read_prompt_lengths
 from flows.planning.machines import PlannedMachine
 from flows.planning.remedies import remedy
 from flows.planning.wiring import Wiring
@@ -39,7 +40,12 @@ Those of a CPU are what the built-in target and ten methods reached on two cores
 """
 GPU_PROGRAM_BYTES = 1_000_000_000
 """On a GPU without its tensors: context, kernels, workspaces."""
-PROGRAM_BYTES: Mapping[Kind, int] = {"training": 700_000_000, "decoding": 500_000_000, "passes": 500_000_000}
+PROGRAM_BYTES: Mapping[Kind, int] = {
+    "training": 700_000_000,
+    "decoding": 500_000_000,
+    "passes": 500_000_000,
+    "budget": 500_000_000,
+}
 """Of a process on a CPU without its tensors, with kernels and held-out evaluation, where nothing was measured."""
 LEAST_PROGRAM_BYTES = 250_000_000
 """Of a process for any other kind of work."""
@@ -163,7 +169,8 @@ class Estimator:
         seconds, by = self._seconds(work, past, self._like(stage, any_method=True) if not past else [])
         program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
         if past and not self.machine.is_gpu:
-            program = max(0, round(statistics.median(each.peak_bytes - each.counted for each in past)))
+            least = LEAST_PROGRAM_BYTES if work.memory else 0  # where more was counted than there was
+            program = max(least, round(statistics.median(each.peak_bytes - each.counted for each in past)))
         return StepEstimate(
             name=stage.name,
             kind=work.kind,
@@ -291,14 +298,15 @@ class Estimator:
     def _lengths(self, pipeline: str) -> dict[str, Lengths]:
         """Mean lengths of what was answered here: by the name of a step of this pipeline, or by `source_of` prompts."""
         lengths: dict[str, Lengths] = {}
-        for content in self._records.values():
+        for key, content in self._records.items():
             record, info = content["record"], content["info"]
             rows = sum(info["num_rows"].values()) if "num_answer_tokens" in info and "num_rows" in info else 0
             if not rows:
                 continue
             most = record["settings"].get("max_new_tokens")
             answer, length = info["num_answer_tokens"] / rows, info["num_tokens"] / rows
-            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, measured=True)
+            longest = max((test.tokens for test in read_prompt_lengths(self.store.path_of(key))), default=0)
+            of_rows = Lengths(length - answer, answer / most if most else 1.0, length, longest, measured=True)
             prompts = self._records.get(str(record["inputs"].get("prompts")))
             if prompts is not None and (source := source_of(prompts["record"]["settings"])):
                 lengths[source] = of_rows

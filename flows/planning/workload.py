@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from components.bench.calibration import TIMED_BYTES, peak_of_weights
 from components.data.features.format import bytes_per_token
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
 from components.methods import AUTO, METHODS
 from components.outside_json import JsonObject
-from components.targets.generate import PREFILL_TOKENS
-from components.targets.shape import taps_of
+from components.targets.generate import CACHE_BYTES, PREFILL_TOKENS
+from components.targets.shape import FEWEST_LAYERS_OF_USUAL_TAPS, taps_of
 from components.targets.size import TargetSize, size_of_model
 from components.targets.source import local_folder
 
@@ -46,6 +47,12 @@ SERVED_SHARE = 0.85
 """Of a GPU's memory, for weights and cache of a server."""
 ONCE_AGAIN = 3
 """How many times as long as the mean the longest prompt is taken to be, within max_prompt_tokens."""
+CHARACTERS_PER_TOKEN = 3
+"""Of the longest test prompt that is collected: fewer than English text has."""
+NUM_TAPS = len(taps_of(FEWEST_LAYERS_OF_USUAL_TAPS))
+"""Layers that a drafter reads, where its settings do not say."""
+ARMS_OF_DRAFTER = 5
+"""Ways of decoding with one drafter that have their turns, each with a cache of its own; plain decoding is one more."""
 WORKING_WIDTHS = 4
 """Copies of the widest layer's rows that a forward pass holds at once."""
 
@@ -58,6 +65,8 @@ class Lengths:
     answer_share: float = 1.0
     """Of max_new_tokens."""
     conversation_tokens: float = 1000
+    longest_test: float = 0
+    """The longest test prompt; 0: not known."""
     measured: bool = False
 
 
@@ -82,6 +91,7 @@ class Rows:
     prompt_tokens: float = 0
     answer_tokens: float = 0
     longest_prompt: float = 0
+    longest_test: float = 0
 
     @property
     def answered(self) -> float:
@@ -398,31 +408,53 @@ class Workload:
         )
 
     def _measure_acceptance(self, stage: Stage) -> Work:
+        """Prompts are answered, in bounded caches; then the states of one whole text after the other are computed."""
         size = self._target(stage)
         if size is None:
             return _unknown_target()
         settings, dtype = stage.settings, stage.settings["dtype"]
         prompts = self._input_rows(stage, "prompts")
-        rows = replace(prompts, answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share)
+        rows = replace(
+            prompts,
+            answer_tokens=settings["max_new_tokens"] * self._lengths_of(stage).answer_share,
+            longest_prompt=min(
+                prompts.longest_test or ONCE_AGAIN * prompts.prompt_tokens, size.shape.max_position_embeddings
+            ),
+        )
         work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
+        longest, kv = rows.longest_prompt + rows.answer_tokens, size.kv_bytes * ITEMSIZE[dtype] / 2
+        most = max(CACHE_BYTES[self._device], longest * kv)
+        memory = {**work.memory, "cache": round(min(work.memory["cache"], most))}
+        memory["states"] = round(longest * size.shape.hidden_size * (1 + NUM_TAPS) * ITEMSIZE[dtype])
         ahead = self.drafts.get(self._input(stage, "draft"))
-        if ahead is not None:
-            work = replace(work, flops=work.flops + rows.test * ahead.flops_of_row)
-            work.memory["drafter"] = ahead.num_parameters * ITEMSIZE[dtype] + ahead.frozen_bytes
-        return work
+        if ahead is None:
+            return replace(work, memory=memory)
+        memory["drafter"] = held_by_drafter(ahead, dtype)
+        return replace(work, flops=work.flops + rows.test * ahead.flops_of_row, memory=memory)
 
     def _budgeted(self, stage: Stage) -> Work:
         """A measurement that has a time budget: no longer than that, but for opening its processes."""
         size = self._target(stage)
         if size is None:
             return _unknown_target()
-        dtype = stage.settings["dtype"]
+        settings, dtype = stage.settings, stage.settings["dtype"]
         drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
-        drafters = sum(
-            ahead.num_parameters * ITEMSIZE[dtype] + ahead.frozen_bytes for ahead in drafted if ahead is not None
-        )
-        memory = {"target": size.num_params * ITEMSIZE[dtype], "drafters": drafters}
-        return Work("budget", seconds=stage.settings["seconds"], dtype=dtype, memory=memory)
+        sizes = [held_by_drafter(ahead, dtype) for ahead in drafted if ahead is not None]
+        weights = size.num_params * ITEMSIZE[dtype]
+        memory = {"target": weights}
+        if stage.address == "bench.autotune":  # one drafter after the other
+            timed = 0 if self.on_gpu else peak_of_weights(weights) - weights + (TIMED_BYTES if sizes else 0)
+            memory |= {"drafter": max(sizes, default=0), "kernels that are timed": timed}
+        else:
+            tests = self._input_rows(stage, "prompts")
+            longest = tests.longest_test or ONCE_AGAIN * tests.prompt_tokens
+            lengths = [longest + settings["max_new_tokens"]] if "max_new_tokens" in settings else []
+            lengths += [length + settings["tokens_per_block"] for length in settings.get("kv_lengths", ())]
+            longest = min(max(lengths, default=0), size.shape.max_position_embeddings)
+            rows = longest * max(settings.get("batch_sizes", (1,)), default=1)
+            arms = 1 + ARMS_OF_DRAFTER * len(drafted)
+            memory |= {"drafters": sum(sizes), "caches": round(arms * rows * size.kv_bytes * ITEMSIZE[dtype] / 2)}
+        return Work("budget", seconds=settings["seconds"], dtype=dtype, memory=memory)
 
     def _export_release(self, stage: Stage) -> Work:
         drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
@@ -485,7 +517,7 @@ class Workload:
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
         moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
         longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
-        at_once = max(longest_prompt, min(PREFILL_TOKENS["cuda" if self.on_gpu else "cpu"], together * longest_prompt))
+        at_once = max(longest_prompt, min(PREFILL_TOKENS[self._device], together * longest_prompt))
         width = WORKING_WIDTHS * max(size.shape.intermediate_size, size.shape.hidden_size)
         return Work(
             "decoding",
@@ -502,7 +534,13 @@ class Workload:
         )
 
     def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
-        return replace(rows, prompt_tokens=self._lengths_of(stage).prompt_tokens)
+        lengths, most = self._lengths_of(stage), stage.settings.get("max_prompt_characters") or 0
+        longest = lengths.longest_test or most / CHARACTERS_PER_TOKEN
+        return replace(rows, prompt_tokens=lengths.prompt_tokens, longest_test=longest)
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.on_gpu else "cpu"
 
     def _lengths_of(self, stage: Stage) -> Lengths:
         source = self.sources.get(stage.name) or self.sources.get(self._input(stage, "prompts"), "")
@@ -539,6 +577,11 @@ def divides(number: int, size: TargetSize) -> bool:
 def most_parts(number: int, size: TargetSize) -> int:
     """The largest tp_size of at most `number`."""
     return next(parts for parts in range(number, 0, -1) if divides(parts, size))
+
+
+def held_by_drafter(ahead: TrainingAhead, dtype: Dtype) -> int:
+    """Bytes of an opened drafter: its weights as they were trained, and as it decodes with them."""
+    return ahead.num_parameters * (4 + ITEMSIZE[dtype]) + ahead.frozen_bytes
 
 
 def source_of(settings: JsonObject) -> str:

@@ -53,6 +53,9 @@ SELECT target_key, draft_key, method, prompt_id, workload, k_max, trained_depth,
 FROM newest('acceptance_map') WHERE list_contains($drafts, draft_key)
 ORDER BY created_at DESC, artifact_key, prompt_id"""
 _WORD = re.compile(r"\w+")
+_ASKS_FOR_NAMES = re.compile(
+    r"\bshow\b|\bcomment\b|\b(duckdb|pg|pragma|sqlite)_\w+|\binformation_schema\b", re.IGNORECASE
+)
 _ASKS_FOR_COMMENTS = re.compile(r"\bcomment\b|\bduckdb_\w+\(", re.IGNORECASE)
 QueryResult = tuple[list[str], list[tuple[Any, ...]]]
 Parameters = Mapping[str, Any]
@@ -93,18 +96,18 @@ def query(
 def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Limits()) -> Iterator[RunQuery]:
     """Several queries over one state of the history: run_query(sql, parameters) returns what `query` does."""
     catch_up(home)
-    with (
-        reading(history_dir(home)),
-        _connect(home, _EVERY if all_sessions else NEWEST, limits.memory_gib) as connection,
-    ):
+    with reading(history_dir(home)), _connect(limits.memory_gib) as connection:
+        relations = _Relations(home, connection, _EVERY if all_sessions else NEWEST)
         checked_tables, has_comments = set[str](), False
 
         def run_query(sql: str, parameters: Parameters) -> QueryResult:
             nonlocal has_comments
+            named = _names_in(sql)
+            relations.make(None if _ASKS_FOR_NAMES.search(sql) else named)
             if not has_comments and _ASKS_FOR_COMMENTS.search(sql):  # a fifth of a second, which few questions need
                 connection.execute(comment_statements(relation_columns(connection))).fetchall()
                 has_comments = True
-            for table in sorted(_tables_of(sql) - checked_tables):
+            for table in sorted(named & set(all_tables()) - checked_tables):
                 for name, fault in faulty_files(history_dir(home) / table):
                     raise DamagedHistory(f"{history_dir(home) / table / name}: {fault}; {REPAIR_HINT}")
                 checked_tables.add(table)
@@ -113,16 +116,20 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
                 allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
                 if len(statements) != 1 or statements[0].type not in allowed:
                     raise UserError(
-                        f"query: one SELECT, please: it reads and never writes. Views: {_view_names(connection)}"
+                        f"query: one SELECT, please: it reads and never writes. Views: {', '.join(view_names())}"
                     )
-                columns, rows = _execute_within(connection, statements[0], parameters, limits)
+                try:
+                    columns, rows = _execute_within(connection, statements[0], parameters, limits)
+                except duckdb.CatalogException:  # a computed name, as in query_table($table), or there is none such
+                    relations.make(None)
+                    columns, rows = _execute_within(connection, statements[0], parameters, limits)
             except duckdb.OutOfMemoryException as error:
                 raise UserError(f"query: it takes more than {limits.memory_gib} GiB of memory: ask for less") from error
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 damaged = next(damaged_files(home), None)
                 if damaged is not None:
                     raise UserError(f"{damaged}: is damaged; {REPAIR_HINT}") from error
-                raise UserError(f"query: {_one_line(error)}. Views: {_view_names(connection)}") from error
+                raise UserError(f"query: {_one_line(error)}. Views: {', '.join(view_names())}") from error
             if len(rows) > limits.rows:
                 most = f"{limits.rows:,} rows"
                 raise UserError(f"query: it has more than {most}: add a LIMIT, or allow more (--max-rows)")
@@ -131,21 +138,52 @@ def open_history(home: Path, *, all_sessions: bool = False, limits: Limits = Lim
         yield run_query
 
 
-def _tables_of(sql: str) -> set[str]:
-    """The tables that a statement may read, by its words and those of the views that it names."""
-    named, pending = set[str](), set(_WORD.findall(sql.lower()))
-    while pending:
-        word = pending.pop()
-        named.add(word)
-        pending |= _words_of_views().get(word, set()) - named
-    return named & set(all_tables())
+class _Relations:
+    """The tables, views and macros of a connection, each made when a statement first names it: all take 0.1 s.
+
+    which: NEWEST or _EVERY session.
+    """
+
+    def __init__(self, home: Path, connection: duckdb.DuckDBPyConnection, which: str) -> None:
+        self.home, self.connection = home, connection
+        self.missing = dict.fromkeys(all_tables(), "") | _definitions(which)
+
+    def make(self, names: set[str] | None) -> None:
+        """Make those of these names (None: all) that are not there yet."""
+        for name in [name for name in self.missing if names is None or name in names]:
+            try:
+                if statement := self.missing[name]:
+                    self.connection.execute(statement).fetchall()
+                else:
+                    self.connection.register(name, open_table(self.home, name))
+            except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
+                if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
+                    raise KeyboardInterrupt from error
+                raise
+            del self.missing[name]
+
+
+@cache
+def _definitions(which: str) -> dict[str, str]:
+    """View or macro -> the statement that makes it, after those that it builds on."""
+    parts = re.split(r"(\bCREATE (?:VIEW|MACRO) (\w+))", which + VIEWS.read_text(encoding="utf-8"))
+    return {name: begin + rest for begin, name, rest in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
 
 
 @cache
 def _words_of_views() -> dict[str, set[str]]:
     """View or macro -> the words of its definition."""
-    parts = re.split(r"\bCREATE (?:VIEW|MACRO) (\w+)", NEWEST + VIEWS.read_text(encoding="utf-8"))
-    return {name: set(_WORD.findall(body.lower())) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {name: set(_WORD.findall(text.lower())) for name, text in _definitions(NEWEST).items()}
+
+
+def _names_in(sql: str) -> set[str]:
+    """The words of a statement and of the views that it names, theirs included: every table that it may read is one."""
+    named, pending = set[str](), set(_WORD.findall(sql.lower()))
+    while pending:
+        word = pending.pop()
+        named.add(word)
+        pending |= _words_of_views().get(word, set()) - named
+    return named
 
 
 def _execute_within(
@@ -196,14 +234,14 @@ def measured_of(home: Path, *draft_keys: str) -> MeasuredRows:
     )
 
 
-def view_names(home: Path) -> list[str]:
+def view_names() -> list[str]:
     """The views and tables that a query may name."""
-    with reading(history_dir(home)), _connect(home, NEWEST) as connection:
-        return _view_names(connection).split(", ")
+    views = (name for name, text in _definitions(NEWEST).items() if text.startswith("CREATE VIEW"))
+    return [*sorted(views), *sorted(all_tables())]
 
 
-def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duckdb.DuckDBPyConnection:
-    """An in-memory database with every view, locked. which: NEWEST or _EVERY session."""
+def _connect(memory_gib: int) -> duckdb.DuckDBPyConnection:
+    """An in-memory database, locked."""
     config = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -212,14 +250,6 @@ def _connect(home: Path, which: str, memory_gib: int = Limits.memory_gib) -> duc
         "memory_limit": f"{memory_gib}GiB",
     }
     connection = duckdb.connect(":memory:", config=config)
-    try:
-        for table in all_tables():
-            connection.register(table, open_table(home, table))
-        connection.execute(which + VIEWS.read_text(encoding="utf-8")).fetchall()
-    except (RuntimeError, duckdb.Error) as error:  # DuckDB's error for a Ctrl-C while it works in this thread
-        if "Query interrupted" in str(error) or "KeyboardInterrupt" in str(error):
-            raise KeyboardInterrupt from error
-        raise
     # A progress bar would stand in front of answers that other programs read.
     for setting in ("enable_progress_bar=false", "enable_external_access=false", "lock_configuration=true"):
         connection.execute(f"SET {setting}")
@@ -230,11 +260,6 @@ def relation_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, list[st
     """Every table and view -> its columns."""
     rows = connection.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     return {table: [column for _, column in of_table] for table, of_table in grouped(rows, lambda row: row[0]).items()}
-
-
-def _view_names(connection: duckdb.DuckDBPyConnection) -> str:
-    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-    return ", ".join(sorted((str(row[0]) for row in rows), key=lambda name: (name in all_tables(), name)))
 
 
 def _one_line(error: Exception) -> str:

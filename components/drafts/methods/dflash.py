@@ -55,7 +55,7 @@ from components.drafts.network.layers import (
     shift_left,
 )
 from components.drafts.network.recompute import of_block
-from components.drafts.network.sampling import most_likely
+from components.drafts.network.sampling import most_likely_at
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import DFlashSettings
 from components.drafts.training.batches import drawn_by_row
@@ -256,13 +256,15 @@ class DFlash(BlockDraft, DepthDraft[Decoder]):
         return [self.block_logits(output) for output in outputs]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
         parts = []
-        for rows in torch.arange(ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
+        for rows in torch.arange(first, ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
             outputs = self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])[:depth]
             parts.append(
-                EveryPosition.of_steps([most_likely(self.block_logits(of[0]), self.draft_ids) for of in outputs])
+                EveryPosition.of_steps([most_likely_at(self.block_logits, of[0], self.draft_ids) for of in outputs])
             )
         return EveryPosition.concatenated(parts)
 

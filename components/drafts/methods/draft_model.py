@@ -60,7 +60,7 @@ from components.drafts.network.layers import (
     initialise,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler, most_likely
+from components.drafts.network.sampling import Ancestry, DraftSampler, most_likely, most_likely_at
 from components.drafts.settings import DraftModelSettings
 from components.drafts.training.losses import StepLossAccumulator, Teacher, row_loss, teacher_at_target_columns
 from components.targets.forward.llama import FastTarget
@@ -95,22 +95,27 @@ class LlamaStack(nn.Module):
 
 @final
 class Chains:
-    """Step 0 reads every column; step k then reads, for each column t, draft token k of the chain that begins there.
+    """Step 0 reads every column; step k then reads, for each column t from `first` on, draft token k of the chain that
+    begins there.
 
     The mask is [causal | I | I | ...] in every layer, as in training_time_test.py. S columns of one sequence.
     """
 
-    def __init__(self, stack: LlamaStack) -> None:
-        self.stack = stack
+    def __init__(self, stack: LlamaStack, first: int = 0) -> None:
+        self.stack, self.first = stack, first
+        self.columns = torch.empty(0)
         self.keys_values: list[
             list[tuple[Tensor, Tensor]]
         ] = []  # for each step and layer: keys and values [1, G, S, D]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token a column, int64 [1, S]; returns normed hidden states [1, S, H]."""
-        shape, columns = self.stack.shape, torch.arange(tokens.shape[1], device=tokens.device)
-        rope = Rope(shape, columns + len(self.keys_values))
-        sight = Sight(CausalMask(len(columns), columns.device), columns[None])
+        """Feed one token a column, int64 [1, S], then one a chain, [1, R]; returns normed hidden states [1, R, H]."""
+        shape, number = self.stack.shape, len(self.keys_values)
+        if not number:
+            self.columns = torch.arange(tokens.shape[1], device=tokens.device)
+        rows = self.columns[self.first :] if number else self.columns
+        rope = Rope(shape, rows + number)
+        sight = Sight(CausalMask(len(self.columns), rows.device), rows[None])
         hidden, keys_values = self.stack.embed_tokens(tokens).float(), []
         for index, layer in enumerate(self.stack.layers):
             assert isinstance(layer, LlamaLayer)
@@ -120,7 +125,7 @@ class Chains:
             queries = layer.self_attn.queries(normed, rope)
             hidden = finish_block(layer, hidden, attend(shape, queries, *steps[0], sight, steps[1:]))
         self.keys_values.append(keys_values)
-        return self.stack.norm(hidden)
+        return self.stack.norm(hidden if number else hidden[:, self.first :])
 
 
 def narrower(shape: BlockShape, hidden_size: int, intermediate_size: int) -> BlockShape:
@@ -295,21 +300,25 @@ class DraftModel(AbstractDraft):
         return F.linear(normed, self.lm_head.weight)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
         if self.settings.model:
-            return self._propose_one_by_one(ids, depth)
-        chains, tokens, steps = Chains(self.model), ids[None, 1:], []
+            return self._propose_one_by_one(ids, depth, first)
+        chains, tokens, steps = Chains(self.model, first), ids[None, 1:], []
         for _ in range(depth):
-            tokens, confidence = most_likely(self._logits(chains.step(tokens)), self.draft_ids)
+            tokens, confidence = most_likely_at(self._logits, chains.step(tokens), self.draft_ids)
             steps.append((tokens[0], confidence[0]))
         return EveryPosition.of_steps(steps)
 
-    def _propose_one_by_one(self, ids: Tensor, depth: int) -> EveryPosition:
+    def _propose_one_by_one(self, ids: Tensor, depth: int, first: int) -> EveryPosition:
         """Propose column by column, for a given model, whose layers are not ours."""
         state, empty, columns = self.new_state(ids.numel()), torch.empty(0), []
-        for token in ids[1:].split(1):
+        for column, token in enumerate(ids[1:].split(1)):
             logits, steps = self._commit(state, CommittedPositions(token, empty, empty)), list[tuple[Tensor, Tensor]]()
+            if column < first:
+                continue
             for k in range(depth):
                 if k > 0:
                     logits = self._pass(steps[-1][0], state.cache)

@@ -160,10 +160,12 @@ class DSpark(BlockDraft):
         return [logits for logits, _ in self.slots(batch, rows)]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft; the confidence is the head's."""
         parts = []
-        for rows in torch.arange(ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
+        for rows in torch.arange(first, ids.numel() - 1, device=ids.device).split(ROOTS_AT_ONCE):
             before, steps = ids[1:][rows], []
             for output in self.block_outputs(taps[None, :-1], ids[None, 1:], rows[None])[:depth]:
                 logits, confidence = self.slot(output[0], self.markov_head.markov_w1(before))

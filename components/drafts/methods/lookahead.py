@@ -161,7 +161,9 @@ class Lookahead:
         return Proposal(torch.tensor(state.plan.tokens[1:], dtype=torch.int64), None)
 
     @torch.inference_mode()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As Drafter: the n-gram of longest accepted prefix after each column; -1 without one.
 
         One pass a column, in order; each accepts nothing and continues with the next token of `ids`.
@@ -181,7 +183,7 @@ class Lookahead:
             rows.append(best + [NO_TOKEN] * (depth - len(best)))
             cache.keep(torch.tensor([column]), [[0]])
             state.advance(picks, 0)
-        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device), None)
+        return EveryPosition(torch.tensor(rows[first:], dtype=torch.int64, device=ids.device), None)
 
 
 @functools.lru_cache(maxsize=256)

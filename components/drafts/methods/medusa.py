@@ -34,7 +34,7 @@ from components.drafts.interface import Batch, CommittedPositions, EveryPosition
 from components.drafts.methods.batched import DepthDraft
 from components.drafts.network.cached_block import linear_kernel
 from components.drafts.network.layers import TargetHead, normed_state
-from components.drafts.network.sampling import most_likely
+from components.drafts.network.sampling import most_likely_at
 from components.drafts.settings import Distilled, MedusaSettings
 from components.drafts.training.losses import ColumnTeacher, StepLossAccumulator, row_loss, teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -142,11 +142,13 @@ class Medusa(DepthDraft[Decoder]):
         return [self.logits(i, hidden) for i in range(self.num_steps)]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        hidden = normed_state(self.target, last[: ids.numel() - 1])
+        hidden = normed_state(self.target, last[first : ids.numel() - 1])
         heads = range(min(depth, self.max_depth))
-        return EveryPosition.of_steps([most_likely(self.logits(i, hidden), self.draft_ids) for i in heads])
+        return EveryPosition.of_steps([most_likely_at(partial(self.logits, i), hidden, self.draft_ids) for i in heads])
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""

@@ -74,11 +74,14 @@ from components.drafts.network.layers import (
     run_llama_block,
     shift_left,
 )
-from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely
+from components.drafts.network.sampling import Ancestry, DraftSampler, ancestor_sets, as_mask, most_likely_at
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import MtpSettings
 from components.targets.forward.linear import Linear, lay_out
 from components.targets.interface import AbstractTarget
+
+SCORES_AT_ONCE = 1 << 24
+"""Of windows of roots over all columns: 64 MiB in float32, a few times."""
 
 
 class ModuleDecoder(NamedTuple):
@@ -365,29 +368,35 @@ class Mtp(TargetHeadDraft, BatchedDraft[Decoder]):
             yield module.shared_head.norm(hidden[sequence, rows])
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft, at most as deep as there are modules; see the module docstring."""
-        num_roots = ids.numel() - 1
-        columns = torch.arange(num_roots, device=ids.device)
-        rope, causal = Rope(self.shape, columns), CausalMask(ids.numel(), ids.device)
-        committed = self.initial_hidden(last[:num_roots])[None]  # h^{j-1} over committed tokens, [1, S, H]
-        window = committed.new_zeros(num_roots, 0, committed.shape[-1])  # h^{j-1} of module j-1's window
+        num_columns = ids.numel() - 1
+        columns = torch.arange(num_columns, device=ids.device)
+        rope, causal, roots = Rope(self.shape, columns), CausalMask(ids.numel(), ids.device), columns[first:]
+        committed = self.initial_hidden(last[:num_columns])[None]  # h^{j-1} over committed tokens, [1, S, H]
+        window = committed.new_zeros(len(roots), 0, committed.shape[-1])  # h^{j-1} of module j-1's window
         steps: list[tuple[Tensor, Tensor]] = []
         for j, module in enumerate(self.mtp_modules[:depth], start=1):
-            embedded = self.embedded(ids[None], j, causal)[:, :num_roots]
+            embedded = self.embedded(ids[None], j, causal)[:, :num_columns]
             joined = module.join(embedded, committed)
             keys, values = module.self_attn.keys_values(module.input_layernorm(joined), rope)
             previous, committed = committed, module(embedded, committed, rope)
             if j == 1:
-                steps.append(self.draft_token(module, committed[0]))
+                steps.append(self.draft_token(module, committed[0, first:]))
                 continue
-            first_column = columns - (j - 2)
+            first_column = roots - (j - 2)
             first_hidden = previous[0, first_column.clamp(min=0)].unsqueeze(
                 1
             )  # the column that module j-1 has committed
             window = torch.cat((first_hidden, window), 1)
             tokens = EveryPosition.of_steps(steps).tokens
-            window = self._window_pass(module, tokens, window, first_column, keys[0], values[0])
+            at_once = max(1, SCORES_AT_ONCE // (num_columns * (j - 1) * self.shape.num_attention_heads))
+            parts = zip(tokens.split(at_once), window.split(at_once), first_column.split(at_once), strict=True)
+            window = torch.cat(
+                [self._window_pass(module, drafted, of, where, keys[0], values[0]) for drafted, of, where in parts]
+            )
             steps.append(self.draft_token(module, window[:, -1]))
         return EveryPosition.of_steps(steps)
 
@@ -419,8 +428,7 @@ class Mtp(TargetHeadDraft, BatchedDraft[Decoder]):
 
     def draft_token(self, module: MtpModule, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Greedy draft tokens (target ids) from a module's output [..., H], and their confidence."""
-        logits = self.head.rows(self.draft_ids)(module.shared_head.norm(hidden))
-        return most_likely(logits, self.draft_ids)
+        return most_likely_at(self.head.rows(self.draft_ids), module.shared_head.norm(hidden), self.draft_ids)
 
     def decoder(self, dtype: torch.dtype, kernel: str) -> Decoder:
         """As BatchedDraft."""

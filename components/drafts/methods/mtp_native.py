@@ -38,7 +38,7 @@ from components.drafts.interface import (
 )
 from components.drafts.methods.mtp_native_weights import NativeMtpLayout, find_native_mtp
 from components.drafts.network.layers import CausalMask, TargetHead, embedded, normed_state, shift_left
-from components.drafts.network.sampling import DraftSampler, most_likely
+from components.drafts.network.sampling import DraftSampler, most_likely_at
 from components.drafts.settings import MtpSettings
 from components.drafts.training.losses import step_losses, teacher_for_steps
 from components.targets.config import read_config
@@ -201,13 +201,15 @@ class MtpNative(TargetHeadDraft):
             yield self.module.last_norm(out)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        rows = torch.arange(first, ids.numel() - 1, device=ids.device)[None]
         unrolled = _Unrolled(self, last[None, :-1], ids[None, 1:], rows, CausalMask(ids.numel() - 1, ids.device))
-        tokens, steps = ids[None, 1:], []
+        head, tokens, steps = self.head.rows(self.draft_ids), ids[None, 1 + first :], []
         for _ in range(min(depth, self.max_depth)):
-            tokens, confidence = most_likely(self.pruned_logits(unrolled.step(tokens)), self.draft_ids)
+            tokens, confidence = most_likely_at(head, self.module.last_norm(unrolled.step(tokens)), self.draft_ids)
             steps.append((tokens[0], confidence[0]))
         return EveryPosition.of_steps(steps)
 

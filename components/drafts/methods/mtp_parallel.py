@@ -41,7 +41,7 @@ from components.drafts.network.layers import (
     final_norm_of,
     initialise,
 )
-from components.drafts.network.sampling import most_likely
+from components.drafts.network.sampling import most_likely_at
 from components.drafts.settings import MtpParallelSettings
 from components.drafts.training.losses import teacher_at_target_columns
 from components.targets.forward.linear import Linear, lay_out
@@ -134,11 +134,13 @@ class MtpParallel(DepthDraft[Decoder]):
         return [self.logits(head(trunk, rope, visible)[sequence, rows]) for head in self.heads]
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
         trunk, rope, _ = self._trunk(last[None, : ids.numel() - 1], CausalMask(ids.numel() - 1, last.device))
-        logits = (self.logits(head(trunk, rope))[0] for head in self.heads[:depth])
-        return EveryPosition.of_steps([most_likely(step, self.draft_ids) for step in logits])
+        outputs = (head(trunk, rope)[0, first:] for head in self.heads[:depth])
+        return EveryPosition.of_steps([most_likely_at(self.logits, output, self.draft_ids) for output in outputs])
 
     def _trunk(self, last: Tensor, causal: CausalMask) -> tuple[Tensor, Rope, Tensor | None]:
         """z from the target's last-layer output [B, T, H], rotary positions, and the mask of visible columns."""

@@ -80,14 +80,16 @@ class Ngram(FromSettings):
         tokens = self._copy(state, min(depth, self.max_depth))
         return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As Drafter: `propose` after each column; taps and last are not read."""
         state, rows = NgramState(), []
         for token in ids[1:].tolist():
             self._commit(state, token)
             copied = self._copy(state, depth)
             rows.append(copied + [NO_TOKEN] * (depth - len(copied)))
-        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth), None)
+        return EveryPosition(torch.tensor(rows[first:], dtype=torch.int64, device=ids.device).view(-1, depth), None)
 
     def _commit(self, state: NgramState, token: int) -> None:
         ids = state.ids

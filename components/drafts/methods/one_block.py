@@ -33,7 +33,7 @@ from components.drafts.methods.batched import BatchedDraft, admitted, merged
 from components.drafts.methods.training_time_test import Unrolled
 from components.drafts.network.cached_block import CachedBlock, KvCache
 from components.drafts.network.layers import BlockParts, BlockShape, shift_left
-from components.drafts.network.sampling import Ancestry, most_likely
+from components.drafts.network.sampling import Ancestry, most_likely_at
 from components.drafts.settings import EXTRA_DEPTH, EagleBlock
 from components.targets.forward.cuda_graphs import RecordedWork, window_length
 from components.targets.interface import AbstractTarget
@@ -114,13 +114,15 @@ class OneBlockDraft(BatchedDraft[ChainDecoder]):
         return islice(self.unroll(batch, self.features(batch.taps, batch.last), rows), self.num_steps)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
+        rows = torch.arange(first, ids.numel() - 1, device=ids.device)[None]
         unrolled = Unrolled(self, self.features(taps[None, :-1], last[None, :-1]), ids[None, 1:], rows)
-        tokens, steps = ids[None, 1:], []
+        tokens, steps = ids[None, 1 + first :], []
         for _ in range(depth):
-            tokens, confidence = most_likely(self.draft_logits(unrolled.step(tokens)), self.draft_ids)
+            tokens, confidence = most_likely_at(self.draft_logits, unrolled.step(tokens), self.draft_ids)
             steps.append((tokens[0], confidence[0]))
         return EveryPosition.of_steps(steps)
 

@@ -58,7 +58,7 @@ from components.drafts.network.layers import (
     shift_left,
 )
 from components.drafts.network.recompute import of_block
-from components.drafts.network.sampling import most_likely
+from components.drafts.network.sampling import most_likely_at
 from components.drafts.network.training_linear import TrainingLinear
 from components.drafts.settings import EXTRA_DEPTH, PEagleSettings
 from components.drafts.training.batches import drawn_by_row
@@ -188,11 +188,13 @@ class PEagle(DepthDraft[Decoder]):
         return self.draft_logits(batch.taps, shift_left(batch.ids, 1), rows, widths, batch.causal)
 
     @torch.no_grad()
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As AbstractDraft."""
-        rows = torch.arange(ids.numel() - 1, device=ids.device)[None]
-        logits = self.draft_logits(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
-        return EveryPosition.of_steps([most_likely(step[0], self.draft_ids) for step in logits])
+        rows = torch.arange(first, ids.numel() - 1, device=ids.device)[None]
+        states = self.draft_states(taps[None, :-1], ids[None, 1:], rows, [rows.shape[1]] * min(depth, self.max_depth))
+        return EveryPosition.of_steps([most_likely_at(self.lm_head, step[0], self.draft_ids) for step in states])
 
     def draft_logits(
         self, taps: Tensor, next_ids: Tensor, rows: Tensor, widths: list[int], causal: CausalMask | None = None

@@ -364,14 +364,16 @@ class Suffix(FromSettings):
         tokens = self.best_copy(state).tokens[:depth]
         return Proposal(torch.tensor(tokens, dtype=torch.int64, device=committed.next_tokens.device), None)
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As Drafter: `propose` after each column; taps and last are not read."""
         state, rows = self.new_state(len(ids)), []
         for token in ids[1:].tolist():
             self.commit(state, [token])
             tokens = self.best_copy(state).tokens[:depth]
             rows.append(tokens + [NO_TOKEN] * (depth - len(tokens)))
-        return EveryPosition(torch.tensor(rows, dtype=torch.int64, device=ids.device).view(-1, depth), None)
+        return EveryPosition(torch.tensor(rows[first:], dtype=torch.int64, device=ids.device).view(-1, depth), None)
 
     def commit(self, state: SuffixState, tokens: Iterable[int]) -> None:
         """Add tokens to the end of the sequence's text, and learn whether they were expected."""

@@ -118,13 +118,15 @@ class WithSuffix:
             for state, new, rng in zip(own, committed, rngs, strict=True)
         ]
 
-    def propose_at_every_position(self, ids: Tensor, taps: Tensor, last: Tensor, depth: int) -> EveryPosition:
+    def propose_at_every_position(
+        self, ids: Tensor, taps: Tensor, last: Tensor, depth: int, first: int = 0
+    ) -> EveryPosition:
         """As Drafter: the trained drafter's chains, and copies where one drafts; copies have no confidence."""
-        drafted = self.drafter.propose_at_every_position(ids, taps, last, min(depth, self.depth)).tokens
+        drafted = self.drafter.propose_at_every_position(ids, taps, last, min(depth, self.depth), first).tokens
         rows = torch.nn.functional.pad(drafted, (0, depth - drafted.shape[1]), value=NO_TOKEN)
         state = self.suffix.new_state(len(ids))
-        for row, token in enumerate(ids[1:].tolist()):
+        for row, token in enumerate(ids[1:].tolist(), start=-first):
             self.suffix.commit(state, [token])
-            if copied := self.suffix.best_copy(state).tokens[:depth]:
+            if row >= 0 and (copied := self.suffix.best_copy(state).tokens[:depth]):
                 rows[row] = torch.tensor(copied + [NO_TOKEN] * (depth - len(copied)), device=rows.device)
         return EveryPosition(rows, None)

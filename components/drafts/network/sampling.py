@@ -10,7 +10,7 @@ one "or" to add a row, and a handful of numpy calls to unpack all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from components.drafts.interface import Proposal, Sampling
 from components.stop_rule import StopRule
+
+LOGITS_AT_ONCE = 1 << 24
+"""Of a head over many positions: 64 MiB in float32, and as much again for their softmax."""
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -122,6 +125,13 @@ class DraftSampler:
 def most_likely(logits: Tensor, draft_ids: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row and its confidence: [..., N] -> int64 [...], float32 [...]."""
     return draft_ids[logits.argmax(-1)], confidence_of(logits)
+
+
+def most_likely_at(head: Callable[[Tensor], Tensor], states: Tensor, draft_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """As `most_likely` of the head's logits at states [..., H], which never exist for all of them at once."""
+    rows = states.flatten(0, -2).split(max(1, LOGITS_AT_ONCE // len(draft_ids)))
+    tokens, confidence = zip(*(most_likely(head(some), draft_ids) for some in rows), strict=True)
+    return torch.cat(tokens).view(states.shape[:-1]), torch.cat(confidence).view(states.shape[:-1])
 
 
 def confidence_of(logits: Tensor) -> Tensor:

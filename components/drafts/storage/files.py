@@ -278,6 +278,7 @@ def open_draft(
         raise UserError(f"{draft.path}/draft.json: its settings cannot be built ({reason}); train it again") from error
     check_tensors(draft.path, tensors, network.state_dict())
     network.load_state_dict(tensors)
+    tensors.clear()  # they would be in memory once more while kernels are timed
     network.eval().requires_grad_(False)
     network.prepare_decoding(dtype, kernel)
     if (beside := record.get("with_suffix")) is None:

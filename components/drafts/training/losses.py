@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from components.drafts.interface import AbstractDraft, Batch, Roots, StepLosses
@@ -483,6 +484,8 @@ class _EntropyAndAcceptance(torch.autograd.Function):
         rows = [logits.flatten(0, -2), probs.flatten(0, -2), gradient.flatten(0, -2), mixed.flatten(), alpha.flatten()]
         rows += [] if mass is None else [mass.flatten()]
         at_once = max(1, ENTRIES_IN_CACHE // logits.shape[-1]) if logits.device.type == "cpu" else len(rows[0])
+        if isinstance(logits, FakeTensor):  # without contents: the first rows show what any hold
+            rows = [part[:at_once] for part in rows]
         for some, p, into, value, accepted, *masses in zip(*(part.split(at_once) for part in rows), strict=True):
             exact = some.float()
             q = exact.softmax(-1)

@@ -171,17 +171,17 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     judged_twice = Limits(kept=0, at_once=SHORT * of_root, together=0)
 
     @functools.cache
-    def forward(size: Sizes, recompute: bool = False, kept: int = 0) -> int:
+    def forward(size: Sizes, recompute: bool, kept: int) -> int:
         return _forward_peak(draft, size, precision, recompute, judged_twice._replace(kept=kept), device)
 
     def peak(recompute: bool) -> float:
-        base, columns, roots = (forward(each, recompute) for each in (short, wide, long))
+        base, columns, roots = (forward(each, recompute, 0) for each in (short, wide, long))
         per_column, per_root = (columns - base) / (LONG - SHORT), (roots - columns) / (LONG - SHORT)
         return base + per_column * (sizes.columns - SHORT) + per_root * (sizes.roots - SHORT)
 
     short, wide, long = Sizes(SHORT, SHORT), Sizes(LONG, SHORT), Sizes(LONG, LONG)
     _forward_peak(draft, short, precision, False, judged_twice, device)  # makes what a drafter then keeps
-    twice, once = (forward(long, kept=kept) - forward(wide, kept=kept) for kept in (0, sys.maxsize))
+    twice, once = (forward(long, False, kept) - forward(wide, False, kept) for kept in (0, sys.maxsize))
     kept_of_root = max(0.0, once - twice) / (LONG - SHORT)
     entries = min(limits.at_once, sizes.roots * of_root)
     num_kept = min(sizes.roots, (limits.kept // precision.itemsize + limits.at_once) // of_root)

@@ -68,17 +68,21 @@ def test_what_is_chosen_is_what_was_tried(
 
 def test_a_choice_that_memory_has_no_room_for_is_refused_before_it_is_made(
     target: Target,
+    drafts: list[Draft],
     prompts: Prompts,
     machine: Machine,
     context: Callable[[str], Context],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("components.bench.calibration.free_ram", lambda: peak_of_choice(target, "float32") - 1)
-    said = r"of the target in float32 takes up to .* GB of memory, and .* are free: take dtype: bfloat16, or a machine"
-    with pytest.raises(UserError, match=said):
-        autotune(target, prompts, [], seconds=0.0, ctx=context("tuning"), machine=machine)
-    with pytest.raises(UserError, match=said):
-        resolve_tuning(None, target, [], [1], "float32", 1, context("cost"), machine)
+    tail = r" in float32 takes up to .* GB of memory, and .* are free: take dtype: bfloat16, or a machine"
+    tuning, cost = context("tuning"), context("cost")
+    for of, said in (list[Draft](), "of the target" + tail), (drafts, "of the target and its drafters" + tail):
+        free = peak_of_choice(target, of, "float32") - 1
+        monkeypatch.setattr("components.bench.calibration.free_ram", lambda free=free: free)
+        with pytest.raises(UserError, match=said):
+            autotune(target, prompts, of, seconds=0.0, ctx=tuning, machine=machine)
+        with pytest.raises(UserError, match=said):
+            resolve_tuning(None, target, of, [1], "float32", 1, cost, machine)
 
 
 def test_measuring_steps_run_on_what_was_chosen(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import dispatch_model  # type: ignore[import-untyped]
 from safetensors.torch import load_file
+from shards_together import Fault, meet
 from transformers import AutoModelForCausalLM
 
 from components.bench import measure_acceptance
-from components.contract import Context, Conversations, Draft, Features, Prompts, ReportProgress, Target, UserError
+from components.contract import Context, Conversations, Draft, Features, Prompts, Target, UserError
 from components.data import record_features, write_answers
 from components.rows import AcceptanceMap, read_rows
 from components.targets import load_target
@@ -55,26 +53,6 @@ def test_two_processes_that_divide_a_target_answer_show_and_accept_what_one_does
             assert bool(((ours[states].float() - theirs[states].float()).abs() <= rounding + 1e-5).all())
     assert [(row.prompt_id, row.accepted) for row in maps] == [(row.prompt_id, row.accepted) for row in maps_2]
     assert sum(sum(row.accepted) for row in maps) > 0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A shard whose second process meets something."""
-
-    file: Path
-    kind: str
-    device: str = "cpu"
-    num_threads: int = 1
-
-
-def meet(shard: Fault, report_progress: ReportProgress) -> int:
-    """Runs in both processes; the first one waits for the other."""
-    if os.environ["RANK"] == "1" and shard.kind == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if os.environ["RANK"] == "1":
-        raise UserError("the second one does not like it")
-    torch.distributed.barrier()
-    return 0
 
 
 @pytest.mark.parametrize(

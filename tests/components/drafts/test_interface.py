@@ -11,6 +11,8 @@ from tiny_drafts import INDEPENDENT, ODD_TAPS, READING, TRAINED, batch_of, new_d
 from torch import Tensor
 
 from components.drafts.interface import AbstractDraft, Batch, CommittedPositions, Sampling
+from components.drafts.methods import mtp
+from components.drafts.network import sampling
 from components.targets.interface import AbstractTarget, tapping
 from components.targets.shape import TapLayers
 
@@ -40,13 +42,19 @@ def depth_of(draft: AbstractDraft) -> int:
     ],
 )
 def test_drafting_everywhere_equals_proposing_after_each_column(
-    method: str, family: str, taps: TapLayers, tiny_target: MakeTarget
+    method: str, family: str, taps: TapLayers, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tapping(tiny_target(family), taps)
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1)
     depth = depth_of(draft)
     everywhere = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth).tokens
     assert everywhere.shape == (batch.ids.shape[1] - 1, depth)
+    monkeypatch.setattr(sampling, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(mtp, "SCORES_AT_ONCE", 1)
+    one_by_one = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth).tokens
+    assert torch.equal(one_by_one, everywhere), "logits and scores exist for a few positions at a time"
+    late = draft.propose_at_every_position(batch.ids[0], batch.taps[0], batch.last[0], depth, first=17).tokens
+    assert torch.equal(late, everywhere[17:])
     for sizes in ([1] * 23, [5, 1, 3, 2, 4, 1, 7], [23]):
         state, done = draft.new_state(32), 0
         for size in sizes:
@@ -106,11 +114,13 @@ def test_sampled_probabilities_are_a_distribution_over_the_draft_vocabulary(
     assert (proposal.probs.gather(1, proposal.tokens[:, None]) > 0).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", TRAINED)
-def test_loss_falls_on_one_batch(method: str, family: str, tiny_target: MakeTarget) -> None:
-    """What can be learnt of the loss (all but the teacher's entropy) halves in 40 steps on one batch."""
-    target = tiny_target(family)
+def test_loss_falls_on_one_batch(method: str, tiny_target: MakeTarget) -> None:
+    """What can be learnt of the loss (all but the teacher's entropy) halves in 40 steps on one batch.
+
+    On the families in turn; that every method's graph is right on all of them is the parity ladder's.
+    """
+    target = tiny_target(("deepseek_v3", "qwen3", "llama")[TRAINED.index(method) % 3])
     torch.manual_seed(0)
     draft, batch = new_draft(target, method, spread=False), batch_of(target)
     losses = train_on(draft, batch, 40)

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from components.bench.prompts import greedy_answers
 from components.contract import UserError
-from components.targets.generate import ContinuationRequest, continue_batch, continue_rows, row_generator
+from components.targets import generate
+from components.targets.generate import (
+    ContinuationRequest,
+    batches_of,
+    continue_batch,
+    continue_rows,
+    row_generator,
+)
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target
 
@@ -49,6 +57,21 @@ def test_a_sampled_row_does_not_depend_on_its_batch(target: AbstractTarget) -> N
     assert len({tuple(ids) for ids in together}) == 4
     greedy = continue_batch(target, [PROMPTS[0]], max_new_tokens=20)[0].ids
     assert together[0] != greedy  # T = 1 over a wide distribution
+
+
+def test_one_long_prompt_makes_no_cache_of_its_length_for_every_other(
+    target: AbstractTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [[*range(5, 65)], *PROMPTS, [9, 8]]
+    together = greedy_answers(target, long, 12, 5)
+    assert batches_of(target, [60, 3, 11, 6, 1, 2], 12, 3) == [[0, 2, 3], [1, 4, 5]]
+    each, caches = target.new_cache(1, 1).bytes_per_token(), list[int]()
+    monkeypatch.setattr(generate, "CACHE_BYTES", {"cpu": 60 * each})
+    assert batches_of(target, [60, 3, 11, 6, 1, 2], 12, 3) == [[0], [2, 3], [1, 5], [4]]
+    make = target.new_cache
+    monkeypatch.setattr(target, "new_cache", lambda rows, length: caches.append(rows * length) or make(rows, length))
+    assert greedy_answers(target, long, 12, 5) == together
+    assert max(caches) == 64 + 12, "one row of the longest, padded, and no second cache to read its prompt"
 
 
 def test_rows_stop_at_the_end_token_and_the_others_go_on(target: AbstractTarget) -> None:

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from components.targets.forward.static_cache import BLOCK
 from components.targets.interface import AbstractTarget, TargetPass, tapping
 from components.targets.load import open_target
-from components.targets.shape import TapLayers
 
 ENGINES = [
     *((family, "transformers") for family in FAMILIES),
@@ -65,29 +64,29 @@ def test_outputs_equal_transformers(engine: tuple[AbstractTarget, Path]) -> None
     assert_same(run(target, ids), reference(folder, ids))
 
 
-@pytest.mark.parametrize("taps", [(1,), (7,), (1, 3, 5), (6, 1), (1, 2, 3, 4, 5, 6, 7)], ids=str)
-def test_a_pass_taps_the_layers_that_it_or_its_target_names(
-    taps: TapLayers, engine: tuple[AbstractTarget, Path]
-) -> None:
+def test_a_pass_taps_the_layers_that_it_or_its_target_names(engine: tuple[AbstractTarget, Path]) -> None:
     """In the order named, and the next pass of the target taps its own again."""
     target, folder = engine
     ids = some_ids(1, 12)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         states = model(input_ids=ids, output_hidden_states=True).hidden_states
-    expected, usual = torch.cat([states[tap] for tap in taps], -1), run(target, ids)
-    asked = target.forward(ids, target.new_cache(1, 12), features=taps)
-    torch.testing.assert_close(asked.taps, expected, **CLOSE)
-    torch.testing.assert_close(asked.last, usual.last, **CLOSE)
-    view = tapping(target, taps)
-    in_pieces = run(view, ids, [5, 1, 6])
-    torch.testing.assert_close(in_pieces.taps, expected, **CLOSE)
-    assert view.forward(ids, view.new_cache(1, 12)).taps is None
-    assert_same(run(target, ids), usual)
-    opened = open_target(folder, kernel=target.kernel, dtype="float32", tap_layers=sorted(taps))
-    assert opened.tap_layers == tuple(sorted(taps))
-    opened.tap_layers = taps
-    torch.testing.assert_close(run(opened, ids).taps, expected, **CLOSE)
+    usual = run(target, ids)
+    opened = open_target(folder, kernel=target.kernel, dtype="float32", tap_layers=[1, 6])
+    assert opened.tap_layers == (1, 6)
+    torch.testing.assert_close(run(opened, ids).taps, torch.cat([states[1], states[6]], -1), **CLOSE)
+    for taps in ((1,), (7,), (1, 3, 5), (6, 1), (1, 2, 3, 4, 5, 6, 7)):
+        expected = torch.cat([states[tap] for tap in taps], -1)
+        asked = target.forward(ids, target.new_cache(1, 12), features=taps)
+        torch.testing.assert_close(asked.taps, expected, **CLOSE)
+        torch.testing.assert_close(asked.last, usual.last, **CLOSE)
+        view = tapping(target, taps)
+        in_pieces = run(view, ids, [5, 1, 6])
+        torch.testing.assert_close(in_pieces.taps, expected, **CLOSE)
+        assert view.forward(ids, view.new_cache(1, 12)).taps is None
+        assert_same(run(target, ids), usual)
+        opened.tap_layers = taps
+        torch.testing.assert_close(run(opened, ids).taps, expected, **CLOSE)
 
 
 def test_any_chunking_equals_one_pass(engine: tuple[AbstractTarget, Path]) -> None:

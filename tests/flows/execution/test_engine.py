@@ -142,11 +142,12 @@ def test_a_deadline_ends_the_whole_tree(
     assert store.get(plan.steps[0].key) is None
 
 
+@pytest.mark.parametrize("taken", [{"mib": 300}, {"mib": 1, "mib_of_child": 300}])
 def test_memory_is_returned_and_no_process_is_left(
-    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+    taken: dict[str, int], plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
 ) -> None:
     before = psutil.Process().memory_info().rss
-    plan = plan_of(only("toys.leak", mib=300))
+    plan = plan_of(only("toys.leak", **taken))
     made = engine_of(plan).run()["only"]
     assert store.record_of(made.key)["record"]["peak_rss_mib"] > 300
     assert psutil.Process().memory_info().rss - before < 50 << 20
@@ -231,7 +232,7 @@ def test_children_see_pinned_threads_and_no_network(
         "from __future__ import annotations\nimport os\nfrom components.contract import Context, Page\n"
         "def look(*, ctx: Context) -> Page:\n"
         "    import torch\n"
-        "    names = ('OMP_NUM_THREADS', 'HF_HUB_OFFLINE', 'TOKENIZERS_PARALLELISM')\n"
+        "    names = ('OMP_NUM_THREADS', 'HF_HUB_OFFLINE', 'TOKENIZERS_PARALLELISM', 'GARDENER')\n"
         "    return Page.of_step(ctx, {'env': [os.environ[n] for n in names], 'threads': torch.get_num_threads()})\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -240,11 +241,15 @@ def test_children_see_pinned_threads_and_no_network(
 
     file = tmp_path / "pipelines.yaml"
     file.write_text(only("seen.look").text)
-    store = Store(tmp_path / "home")
-    plan = make_plan(load_spec(file), "p", {}, RunOptions(device="cpu", packages=("components", "envbox")), store)
-    made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
-    assert made.info["env"] == ["1", os.environ.get("HF_HUB_OFFLINE", "1"), "false"]
-    assert made.info["threads"] == 1
+    options = RunOptions(device="cpu", packages=("components", "envbox"))
+    for gardener in ("ada", "bob"):
+        monkeypatch.setenv("GARDENER", gardener)
+        store = Store(tmp_path / gardener)
+        plan = make_plan(load_spec(file), "p", {}, options, store)
+        made = Engine(store, plan, num_threads=1, preload=()).run()["only"]
+        expected = ["1", os.environ.get("HF_HUB_OFFLINE", "1"), "false", gardener]
+        assert made.info["env"] == expected, "the environment of now, not the one in which the fork server began"
+        assert made.info["threads"] == 1
 
 
 def test_a_temporary_folder_with_a_long_path_is_no_obstacle(

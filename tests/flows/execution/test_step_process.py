@@ -157,7 +157,7 @@ PLAIN = {"PATH": "/bin", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false
 OURS = {name for name in SECRETS if name.startswith(("PREFECT_", "MLFLOW_", "DRAFTSMITH_"))}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
@@ -165,16 +165,19 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.usefixtures("environment")
 def test_secrets_are_known_by_their_names_or_by_the_addresses_that_hold_them() -> None:
     assert secret_names(os.environ) == SECRETS.keys()
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("address", ["drafts.train_draft", "bench.measure_acceptance", "speedup.choose_depth"])
 def test_a_step_that_fetches_nothing_has_no_secret(address: str) -> None:
     forget_secrets(address, {"model": "x"})
     assert {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} == PLAIN
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
     "address", ["targets.load_target", "data.collect_chats", "publish.upload_release", "mine.step"]
 )
@@ -183,6 +186,7 @@ def test_a_step_that_may_fetch_has_the_keys_of_hubs_and_none_of_our_servers(addr
     assert secret_names(os.environ) == SECRETS.keys() - OURS
 
 
+@pytest.mark.usefixtures("environment")
 def test_a_step_has_what_its_own_settings_name() -> None:
     forget_secrets("bench.measure_engine", {"api_key_variable": "OPENAI_API_KEY", "other_variable": ""})
     assert secret_names(os.environ) == {"OPENAI_API_KEY"}

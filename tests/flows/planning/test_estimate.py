@@ -18,6 +18,10 @@ from components.machine import describe_machine
 from storage.artifacts.store import Store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
+MEDUSA = {
+    "method": "medusa",
+    "settings": {"medusa": {"num_heads": 1}},
+}  # a step of five heads takes five times as long to count
 TOKENS_OF_A_ROW = 256 + 512  # what is assumed of prompts, and all that max_new_tokens allows
 
 
@@ -31,7 +35,7 @@ def job(
         prompts=step("data.collect_prompts", num_train=num_train, num_validation=0, num_test=8),
         answers=step("data.write_answers", "target", "prompts", max_new_tokens=512),
         features=step("data.record_features", "target", "answers"),
-        draft=step("drafts.train_draft", "target", "features", method="medusa", num_steps=100, **of_training),
+        draft=step("drafts.train_draft", "target", "features", **MEDUSA, num_steps=100, **of_training),
         acceptance=step("bench.measure_acceptance", "target", "draft", "prompts"),
     )
 
@@ -65,6 +69,11 @@ def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: C
     twice, _, of_one = planned(draftsmith, made, tmp_path, "--on", "h100x1")
     assert twice == 1
     assert of_one["draft"]["faults"] == ["needs 8 GPUs, and h100x1 has 1: set processes: 1 and nodes: 8"]
+    *_, on_cpu = planned(draftsmith, made, tmp_path, "--on", "epyc9654")
+    assert on_cpu["acceptance"]["memory"]["cache"] == 512 << 20, "whatever the prompts are"
+    assert steps["acceptance"]["memory"]["drafter"] > steps["draft"]["memory"]["weights"], (
+        "as trained and to decode with"
+    )
 
 
 def test_several_machines_are_paid_for_and_their_network_is_the_slowest_link(

@@ -7,11 +7,13 @@ from typing import Any
 
 from components.definitions import DEFINITIONS
 from storage.history.comments import _sections, about_column, about_tables
-from storage.history.query import query, run_named_query, view_names
+from storage.history.query import open_history, query, run_named_query, view_names
 
 
 def test_everything_in_the_history_has_a_meaning_and_its_name_says_whether_it_is_a_view(home: Path) -> None:
-    columns = {name: query(f"SELECT * FROM {name} LIMIT 0", home)[0] for name in view_names(home)}
+    names = view_names()
+    with open_history(home) as run_query:
+        columns = {name: run_query(f"SELECT * FROM {name} LIMIT 0", {})[0] for name in names}
     assert [name for name in columns if not about_tables().get(name)] == []
     assert [(name, c) for name in columns for c in columns[name] if not about_column(name, c)] == []
     known = {column for its_columns in columns.values() for column in its_columns}
@@ -29,4 +31,4 @@ def test_a_question_for_comments_gets_them(home: Path, make: Any) -> None:
     assert rows[1] == [("Draft tokens a round; 0: none.",)]
     _, rows = run_named_query(home, "columns", {})
     assert len(rows) > 1000 and all(row[3] for row in rows)
-    assert {row[0] for row in rows} == set(view_names(home))
+    assert {row[0] for row in rows} == set(view_names())

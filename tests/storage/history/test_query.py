@@ -18,7 +18,7 @@ from components.rows import (
 )
 from storage.artifacts.store import Store
 from storage.history.files import history_dir
-from storage.history.query import query, view_names
+from storage.history.query import open_history, query, view_names
 from storage.history.schema import all_tables
 from storage.history.write import rebuild, record_artifact
 
@@ -277,10 +277,22 @@ def test_a_question_reads_and_stays_inside_the_history(home, tmp_path, sql):
         "VALUES (1)",
         "WITH a AS (FROM v_run) FROM a",
         "EXPLAIN FROM v_run",
+        "FROM newest('arti' || 'fact')",
+        "FROM query_table($table)",
     ],
 )
 def test_whatever_reads_is_a_question(home, sql):
-    assert query(sql, home)[0]
+    assert query(sql, home, {"table": "v_choice"} if "$table" in sql else None)[0]
+
+
+@pytest.mark.parametrize("catalog", ["(SHOW TABLES)", "duckdb_views() WHERE NOT internal"])
+def test_a_statement_makes_what_it_names_and_lists_of_names_are_whole(home, catalog):
+    """Tables and views are made when they are first named."""
+    with open_history(home) as run_query:
+        assert run_query("FROM v_speedup", {})[0]
+        _, listed = run_query(f"FROM {catalog}", {})
+    names = {value for row in listed for value in row if isinstance(value, str)}
+    assert set(view_names()) <= names
 
 
 def test_wrong_sql_costs_one_line_that_names_what_there_is(home):
@@ -290,13 +302,16 @@ def test_wrong_sql_costs_one_line_that_names_what_there_is(home):
 
 
 def test_every_view_answers_on_an_empty_history(home):
-    for view in view_names(home):
-        assert query(f"SELECT * FROM {view}", home)[1] == []
+    views = view_names()
+    with open_history(home) as run_query:
+        for view in views:
+            assert run_query(f"SELECT * FROM {view}", {})[1] == []
 
 
 def everything(home: Path, *views: str) -> dict[str, list[Any]]:
     views = views or (*all_tables(), "v_acceptance", "v_depth")
-    return {view: sorted(query(f"SELECT * FROM {view}", home)[1], key=repr) for view in views}
+    with open_history(home) as run_query:
+        return {view: sorted(run_query(f"SELECT * FROM {view}", {})[1], key=repr) for view in views}
 
 
 def test_a_deleted_history_is_rebuilt_from_the_store_as_it_was(home, make):

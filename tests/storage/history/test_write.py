@@ -18,7 +18,7 @@ from components.rows import CostCell, QualityFlag
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.history import write as results
 from storage.history.files import compact, history_dir
-from storage.history.query import query, view_names
+from storage.history.query import open_history, query, view_names
 from storage.history.schema import all_tables
 from storage.history.write import rebuild, record_artifact, record_key
 
@@ -37,8 +37,13 @@ def ask(home: Path, sql: str, **options: Any) -> list[tuple[Any, ...]]:
 
 def everything(home: Path) -> dict[str, list[Any]]:
     """Every table and every view, of the newest sessions and of all."""
-    names = [(name, every) for name in view_names(home) for every in (False, True)]
-    return {f"{name} {every}": sorted(ask(home, f"FROM {name}", all_sessions=every), key=repr) for name, every in names}
+    found: dict[str, list[Any]] = {}
+    names = view_names()
+    for every in (False, True):
+        with open_history(home, all_sessions=every) as run_query:
+            for name in names:
+                found[f"{name} {every}"] = sorted(run_query(f"FROM {name}", {})[1], key=repr)
+    return found
 
 
 def measure(home: Path, make: Make, decode_ms: float, cost_ns: float, speedup: float, run_id: str) -> None:
@@ -54,11 +59,12 @@ def measure(home: Path, make: Make, decode_ms: float, cost_ns: float, speedup: f
 
 def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_of_every_view(home, make):
     measure(home, make, 5.0, 1e6, 1.5, "r1")
-    before = {table: len(ask(home, f"FROM {table}")) for table in all_tables()}
     first = everything(home)
     measure(home, make, 4.0, 2e6, 1.8, "r2")
-    for table, rows in before.items():
-        assert len(ask(home, f"FROM {table}")) == (2 * rows if table != "superseded" else 4), table
+    now = everything(home)
+    for table in all_tables():
+        rows = 2 * len(first[f"{table} False"]) if table != "superseded" else 4
+        assert len(now[f"{table} False"]) == rows, table
     assert ask(home, "SELECT ms_p50, blocks FROM v_cost") == [(2.0, 1)]
     speedup = "SELECT round(speedup, 2) FROM v_speedup WHERE workload = 'all'"
     assert ask(home, speedup) == [(2.51,)]
@@ -70,7 +76,6 @@ def test_views_take_the_newest_session_tables_hold_all_and_either_can_be_asked_o
     depths = "SELECT run_id, depth_k, speedup_meas FROM v_depth ORDER BY ALL"
     assert ask(home, depths) == [("r2", 1, 1.8), ("r2", 2, None)]
     assert ask(home, depths, all_sessions=True) == [("r1", 1, 1.5), ("r1", 2, None), ("r2", 1, 1.8), ("r2", 2, None)]
-    now = everything(home)
     for name, rows in first.items():
         if name.endswith("True") and not name.startswith(("superseded", "v_session", "v_left_out", "v_machine")):
             assert set(map(repr, rows)) <= set(map(repr, now[name])), f"{name} has lost rows"

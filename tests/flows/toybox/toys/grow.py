@@ -93,8 +93,9 @@ def hang(*, ctx: Context) -> Page:
     return Page.of_step(ctx)
 
 
-def leak(*, mib: int = 200, ctx: Context) -> Page:
-    """Takes memory and leaves a process and a lock behind, as tqdm does."""
+def leak(*, mib: int = 200, mib_of_child: int = 0, ctx: Context) -> Page:
+    """Takes memory, in itself and in a process that ends, and leaves a process and a lock behind, as tqdm does."""
+    subprocess.run([sys.executable, "-c", f"b'x' * ({mib_of_child} << 20)"], check=True)
     leak.lock = multiprocessing.get_context("spawn").RLock()  # type: ignore[attr-defined]
     block = bytearray(mib << 20)
     for place in range(0, len(block), 4096):
