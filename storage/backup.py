@@ -206,6 +206,9 @@ def _add(archive: tarfile.TarFile, home: Path, file: Path, linked: Path | None =
     with (linked or file).open("rb") as stream:
         facts = archive.gettarinfo(arcname=file.relative_to(home).as_posix(), fileobj=stream)
         archive.addfile(facts, None if facts.islnk() else stream)  # a link: bytes that are in the archive already
+        status = os.fstat(stream.fileno())
+        if status.st_nlink == 1:  # with its only name goes its number, which another file may have later
+            archive.inodes.pop((status.st_ino, status.st_dev), None)  # type: ignore[attr-defined]
 
 
 def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:

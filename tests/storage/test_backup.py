@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import tarfile
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from components.contract import UserError
-from storage import journal
+from storage import backup, journal
 from storage.artifacts.store import Store
 from storage.backup import back_up, restore
 from storage.history.files import compact
@@ -81,6 +82,24 @@ def test_a_backup_made_while_runs_write_is_whole_and_knows_all_that_it_names(
         assert len(named) >= 6 * at + 5 and named <= {run[0]["run_id"] for run in runs}
         assert {step["key"] for run in runs for step in run if step["entry"] == "step"} <= {*Store(place).keys()}
         assert query("SELECT count(*) FROM run", place)[1][0][0] >= len(named)
+
+
+def test_a_file_that_has_the_number_of_a_deleted_one_is_no_link_to_it(tmp_path: Path) -> None:
+    """Compaction deletes files of the history that are in the archive already; an artifact may get their numbers."""
+    old = tmp_path / "old"
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        old.write_bytes(b"old")
+        backup._add(archive, tmp_path, old)
+        number = old.stat().st_ino
+        old.unlink()
+        for at in range(200):  # until the file system gives it out again; one that never does has no such fault
+            file = tmp_path / f"new{at}"
+            file.write_bytes(b"new")
+            if file.stat().st_ino == number:
+                break
+        (tmp_path / "second").hardlink_to(file)
+        backup._add(archive, tmp_path, file, tmp_path / "second")
+        assert [member.islnk() for member in archive.getmembers()] == [False, False]
 
 
 def test_a_restored_home_is_a_copy_of_the_one_that_is_still_there(home: Path, make: Any, tmp_path: Path) -> None:
