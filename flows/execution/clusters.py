@@ -45,6 +45,8 @@ JOIN_ATTEMPTS: Final = 4
 LOCAL_RAY: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what keeps Ray on loopback, on Linux too; else it listens everywhere
     "RAY_AUTH_MODE": "token",
+    # Ray would run its workers at niceness 15, where they wait for whatever else the machine does.
+    "RAY_worker_niceness": "0",
 }
 ASKS_FOR_TOKEN: Final = "; one that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
 _one_at_a_time = threading.Lock()  # a worker of somebody's cluster may have threads; torch has one number of threads
