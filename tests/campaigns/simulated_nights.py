@@ -335,7 +335,7 @@ class Month:
             self.faults.append(f"{at}: Prefect says {message!r}, the history {night.sentence!r}")
         if told and after["new"] not in (None, before["waiting"]):
             self.faults.append(f"{at}: it found {after['new']} new conversations, and {before['waiting']} were")
-        if after["traffic"] == after["taken_by_champion"] and after["left"] not in (None, after["waiting"]):
+        if told and after["traffic"] == after["taken_by_champion"] and after["left"] not in (None, after["waiting"]):
             self.faults.append(f"{at}: {after['waiting']} wait, and it said that it left {after['left']}")
         self._check_champion(at, before, after)
         return night
