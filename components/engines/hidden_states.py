@@ -156,7 +156,7 @@ async def ask_for_states(
     return StatesReply(transfer, _first_token(answer_ids))
 
 
-def file_named(server: ServerAddress, transfer: JsonObject) -> str:
+def _file_named(server: ServerAddress, transfer: JsonObject) -> str:
     """The name, in its folder, of the file that a server has written; raises UserError where it has written none."""
     path = transfer.get("hidden_states_path")
     if not isinstance(path, str):
@@ -175,7 +175,23 @@ def _first_token(ids: Any) -> int | None:
     return token if isinstance(token, int) else None
 
 
-async def until_whole(server: ServerAddress, file: Path, wait_s: float) -> None:
+async def fetch_file(server: ServerAddress, transfer: JsonObject, folder: Path, wait_s: float) -> Path:
+    """The file of this folder that a reply names, once it is whole; else it is discarded.
+
+    Raises:
+        UserError: the reply names none, or it cannot be seen here, or read.
+        RetryableError: it was not whole within `wait_s` seconds, or no file came.
+    """
+    file = folder / _file_named(server, transfer)
+    try:
+        await _until_whole(server, file, wait_s)
+    except (RetryableError, UserError):
+        discard(file)
+        raise
+    return file
+
+
+async def _until_whole(server: ServerAddress, file: Path, wait_s: float) -> None:
     """Return once the server has let go of a file's lock.
 
     Raises:

@@ -11,7 +11,6 @@ in the store, Mooncake lets go when it needs the room.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import socket
 import time
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 from components.contract import UserError
 from components.engines.requests import RetryableError
 from components.engines.server_address import MooncakeAddress
+from components.files import digest_of_json
 from components.outside_json import JsonObject
 
 MISSING: Final = (
@@ -82,7 +82,7 @@ class MooncakeReader:
             raise UserError(
                 "mooncake: the server hands out files; start vLLM with its Mooncake connector, or leave `mooncake` out"
             )
-        file = folder / f"mooncake-{hashlib.sha256(handle.encode()).hexdigest()[:32]}.safetensors"
+        file = folder / f"mooncake-{digest_of_json(handle)[:32]}.safetensors"
         loop, began = asyncio.get_running_loop(), time.monotonic()
         while not await loop.run_in_executor(self._threads, self._take, transfer, file):
             if time.monotonic() - began > wait_s:

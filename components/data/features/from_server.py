@@ -21,7 +21,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -106,7 +106,7 @@ def features_from_server(
         states = StatesClient(server, place, shape, patience, owner, taps, head, num_checked, reader)
         torch.set_num_threads(ctx.num_threads)
         work = _ServerRun(states, shards, storage, concurrency, ctx)
-        with closing(reader) if reader is not None else nullcontext():
+        with closing(states):
             asyncio.run(work.run(wait_s))
     sweep(ctx.out)
     return write_features_manifest(ctx, target, answers, names, taps, storage)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.data.features.format import States
-from components.engines.hidden_states import StatesShape, ask_for_states, discard, file_named, lock_of, until_whole
+from components.engines.hidden_states import StatesShape, ask_for_states, discard, fetch_file, lock_of
 from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError
 from components.engines.server_address import ServerAddress
@@ -58,6 +58,11 @@ class StatesClient:
     head: AbstractTarget | None = None
     num_checked: int = 0
     mooncake: MooncakeReader | None = None
+
+    def close(self) -> None:
+        """Leave the Mooncake store, where states come by one."""
+        if self.mooncake is not None:
+            self.mooncake.close()
 
     def file_of(self, row_id: str) -> Path:
         """Where a conversation's file is, once it is kept."""
@@ -92,14 +97,11 @@ class StatesClient:
 
     async def _attempt(self, client: httpx.AsyncClient, model: str, row_id: str, ids: Tensor) -> None:
         reply = await ask_for_states(client, self.server, model, ids.tolist(), self.shape, self.patience)
-        wait_s = self.patience.timeout_s
         if self.mooncake is not None:
-            file = await self.mooncake.fetch(reply.transfer, self.folder, wait_s)
+            file = await self.mooncake.fetch(reply.transfer, self.folder, self.patience.timeout_s)
         else:
-            file = self.folder / file_named(self.server, reply.transfer)
+            file = await fetch_file(self.server, reply.transfer, self.folder, self.patience.timeout_s)
         try:
-            if self.mooncake is None:
-                await until_whole(self.server, file, wait_s)
             states = await asyncio.to_thread(read_states, file, ids, self.shape)
             if self.num_checked and reply.next_token is not None:
                 self.num_checked -= 1

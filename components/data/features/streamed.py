@@ -181,8 +181,7 @@ class _Buffer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
-        if self._states.mooncake is not None:
-            self._states.mooncake.close()
+        self._states.close()
 
     def _begin(self, batches: Iterator[Sequence[Asked]]) -> None:
         self._producer = self._loop.create_task(self._produce(batches))
