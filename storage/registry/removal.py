@@ -13,7 +13,7 @@ from storage.history.records import new_promotion
 from storage.home import MARK
 from storage.registry.aliases import DELETE, aliases_of, finish_interrupted, log_external_moves, log_move, mark_of
 from storage.registry.fact_tags import tags_of
-from storage.registry.registry import user_name
+from storage.registry.model import user_name
 from storage.registry.tracking import has_database, mlflow_lock, open_client, translated_errors
 from storage.registry.versions import require_model
 

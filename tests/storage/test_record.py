@@ -14,7 +14,7 @@ from storage import record as keep
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.history.query import query
 from storage.history.write import rebuild
-from storage.registry.registry import aliases_of
+from storage.registry.aliases import aliases_of
 from storage.registry.tracking import open_client
 
 

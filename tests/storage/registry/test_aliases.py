@@ -27,8 +27,9 @@ from storage.history.query import query
 from storage.history.write import rebuild, record_artifact
 from storage.record import begin_run, resync
 from storage.registry import aliases as alias_moves
+from storage.registry.aliases import aliases_of
 from storage.registry.fact_tags import tags_of
-from storage.registry.registry import aliases_of, find_release, notice_moves, promote, rollback
+from storage.registry.registry import find_release, notice_moves, promote, rollback
 from storage.registry.tracking import open_client
 
 

@@ -16,9 +16,10 @@ from flows.planning.external_inputs import Sources
 from storage import journal
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
+from storage.registry.aliases import aliases_of
 from storage.registry.fact_tags import SESSION_TAG
 from storage.registry.leftovers import kept_releases
-from storage.registry.registry import aliases_of, find_release, notice_moves, promote, rollback
+from storage.registry.registry import find_release, notice_moves, promote, rollback
 from storage.registry.tracking import KEY_TAG, open_client
 
 PASSED = {"gate.status": "passed", "gate.checks": "[]"}
