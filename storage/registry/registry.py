@@ -24,6 +24,7 @@ from storage.artifacts.sync import catch_up_promotions
 from storage.history.records import PromotionRow
 from storage.home import MARK
 from storage.registry import aliases as alias_moves
+from storage.registry import versions as model_versions
 from storage.registry.aliases import aliases_of, mark_of
 from storage.registry.evidence import release_of
 from storage.registry.fact_tags import FACTS_TAG, tags_of
@@ -39,7 +40,6 @@ from storage.registry.tracking import (
     uses_home_database,
 )
 from storage.registry.versions import (
-    MODEL_CODE,
     RELEASE_FIRST,
     facts_of,
     model_name,
@@ -76,7 +76,9 @@ def register(
     facts = facts_of(home, release)
     with _registry(home) as client:
         model, may_promote = Model(home, client, facts.name), may_promote and facts.may_promote
-        return Publication(model, facts, release, judge, code or MODEL_CODE, source_run, may_promote).publish()
+        return Publication(
+            model, facts, release, judge, code or model_versions.MODEL_CODE, source_run, may_promote
+        ).publish()
 
 
 def promote(

@@ -12,6 +12,7 @@ from components.speedup.comparison.promotion_rule import judge
 from storage.registry import registry
 from storage.registry import versions as model_versions
 from storage.registry.fact_tags import as_tags
+from storage.registry.model import RegisteredVersion
 from storage.registry.tracking import open_client
 from storage.registry.versions import ReleaseFacts
 
@@ -95,9 +96,7 @@ def release(make: Callable[..., Artifact], key: str, draft: str = "d1", **change
     return make(key, kind="Release", step="release", files=files, info=info, run_id=run_id)
 
 
-def add(
-    home: Path, make: Callable[..., Artifact], key: str, draft: str = "d1", **changes: Any
-) -> registry.RegisteredVersion:
+def add(home: Path, make: Callable[..., Artifact], key: str, draft: str = "d1", **changes: Any) -> RegisteredVersion:
     """Publish a release."""
     may_promote = changes.pop("may_promote", True)
     return registry.register(home, release(make, key, draft, **changes).path, judge, may_promote=may_promote)

@@ -18,9 +18,9 @@ from storage import journal
 from storage.artifacts.store import Store
 from storage.home import read_identity, settle
 from storage.record import resync
-from storage.registry import registry
 from storage.registry import versions as model_versions
 from storage.registry.aliases import mark_of, version_numbers
+from storage.registry.model import RegisteredVersion
 from storage.registry.registry import notice_moves, promote, register
 from storage.registry.tracking import open_client, tracking_uri
 from storage.repair import find_damage
@@ -34,7 +34,7 @@ def toy_model(with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_versions, "MODEL_CODE", MODEL_FILE)
 
 
-def add(home: Path, make: Any, key: str, **changes: Any) -> registry.RegisteredVersion:
+def add(home: Path, make: Any, key: str, **changes: Any) -> RegisteredVersion:
     return register(home, release(make, key, **changes).path, judge)
 
 

@@ -21,10 +21,12 @@ from storage.artifacts.store import Store
 from storage.history.query import query, run_named_query
 from storage.history.write import rebuild
 from storage.record import resync
-from storage.registry import evidence, registry
+from storage.registry import aliases as alias_moves
+from storage.registry import evidence, model
 from storage.registry.aliases import aliases_of
 from storage.registry.fact_tags import SESSION_TAG, tags_of
-from storage.registry.registry import notice_moves, promote, register, versions_of
+from storage.registry.model import RegisteredVersion
+from storage.registry.registry import notice_moves, promote, register, rollback, versions_of
 from storage.registry.tracking import open_client
 
 SLOW = {"passed": False, "speedup_meas": 0.97, "meas_lo": 0.9, "meas_hi": 1.05}
@@ -35,7 +37,7 @@ def no_model_files(with_mlflow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     light_versions(monkeypatch)
 
 
-def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **changes: Any) -> registry.RegisteredVersion:
+def measured(home: Path, make: Any, key: str = "k1", draft: str = "d1", **changes: Any) -> RegisteredVersion:
     """Measure a release, the first time or again, and register it."""
     return register(home, release(make, key, draft, **changes).path, judge)
 
@@ -195,7 +197,7 @@ def test_after_a_rollback_newer_evidence_asks_the_gate_again(home: Path, make: A
     measured(home, make, "k1")
     measured(home, make, "k2", draft="d2")
     promote(home, NAME, 2, "we like it", judge=judge, force=True)
-    registry.rollback(home, NAME, "we do not")
+    rollback(home, NAME, "we do not")
     assert aliases(home)["champion"] == 1
     measured(home, make, "k1", speedup_meas=1.8)
     assert aliases(home) == {"candidate": 2, "challenger": 2, "champion": 1, "previous": 2}, "others' aliases stay"
@@ -238,8 +240,8 @@ def die_before(moment: str) -> None:
     where: dict[str, tuple[Any, str]] = {
         "log": (journal, "log_promotion"),
         "tags": (evidence, "renew_tags"),
-        "decision": (registry, "decide"),
-        "champion": (registry.alias_moves, "move_alias"),
+        "decision": (model, "decide"),
+        "champion": (alias_moves, "move_alias"),
         "session": (evidence, "settle_session"),
     }
     module, name = where[moment]

@@ -18,9 +18,9 @@ from storage import journal
 from storage.artifacts.store import Store
 from storage.history.write import record_artifact
 from storage.record import begin_run, end_run, record_step, resync
-from storage.registry import registry
 from storage.registry import versions as model_versions
 from storage.registry.fact_tags import FACTS_TAG, FILES, KEEP, OWN_TAGS, facts_in
+from storage.registry.model import RegisteredVersion
 from storage.registry.registry import find_release, promote, register, rollback
 from storage.registry.tracking import ensure_experiment, open_client
 
@@ -32,7 +32,7 @@ def toy_model(with_mlflow, monkeypatch):
     monkeypatch.setattr(model_versions, "REQUIREMENTS", ("mlflow",))
 
 
-def add(home: Path, make: Any, key: str, **changes: Any) -> registry.RegisteredVersion:
+def add(home: Path, make: Any, key: str, **changes: Any) -> RegisteredVersion:
     return register(home, release(make, key, **changes).path, judge, code=MODEL_FILE)
 
 
