@@ -6,6 +6,7 @@ of its page beside it.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import json
@@ -16,8 +17,9 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import altair as alt
 import pytest
 import yaml
 from random_rows import random_session
@@ -29,6 +31,7 @@ from components.rows import write_rows
 from flows.cli import main
 from flows.planning.step_signature import resolve
 from storage.artifacts.store import Store
+from storage.history.export import export_history
 from storage.history.query import named_queries, query, view_names
 from storage.history.write import record_artifact
 from tools import docs_reference
@@ -314,6 +317,27 @@ def test_twenty_questions_are_answered_as_the_docs_say(
         answer, complaint = capfd.readouterr()
         assert (code, complaint) == (0, ""), question
         assert "\n0 rows" not in answer and len(answer.splitlines()) > 2, f"{question} {answer}"
+
+
+def test_the_notebook_runs_whole_and_every_cell_shows_something(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cell's last expression is what a notebook shows of it: a table, or a chart of tables."""
+    export_history(recorded, tmp_path / "history.duckdb")
+    monkeypatch.setenv("HISTORY", str(tmp_path / "history.duckdb"))
+    cells = json.loads((ROOT / "docs" / "history.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells), "numbers of a user's own belong there"
+    names: dict[str, Any] = {}
+    for number, source in enumerate("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
+        code = ast.parse(source)
+        last = code.body[-1]
+        assert isinstance(last, ast.Expr)
+        code.body[-1] = ast.copy_location(ast.Assign([ast.Name("shown", ast.Store())], last.value), last)
+        exec(compile(ast.fix_missing_locations(code), f"cell {number}", "exec"), names)
+        shown = names["shown"]
+        tables = list(shown.to_dict()["datasets"].values()) if isinstance(shown, alt.TopLevelMixin) else [shown]
+        assert all(len(table) for table in tables) and tables, source
+    names["history"].close()
 
 
 def test_views_named_in_prose_exist(recorded: Path) -> None:
