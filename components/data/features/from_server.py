@@ -40,10 +40,9 @@ from components.data.features.record import (
     write_encoded,
     write_features_manifest,
 )
-from components.data.features.served import StatesClient, own_folder, read_states
+from components.data.features.served import StatesClient, read_states, where_states_come
 from components.data.formats.responses import Conversation, open_answers, read_shard
 from components.engines.hidden_states import StatesShape, connect, discard, server_command
-from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError, http_client, in_flight
 from components.engines.server_address import BaseUrl, MooncakeAddress, ServerAddress
 from components.files import sweep
@@ -101,8 +100,7 @@ def features_from_server(
         head = open_target(target, device=ctx.device, kernel="plain", layers=False)
     owner = (target.key, answers.key)
     if todo:
-        reader = MooncakeReader(mooncake) if mooncake is not None else None
-        place = own_folder(folder, make=mooncake is not None)
+        place, reader = where_states_come(folder, mooncake)
         states = StatesClient(server, place, shape, patience, owner, taps, head, num_checked, reader)
         torch.set_num_threads(ctx.num_threads)
         work = _ServerRun(states, shards, storage, concurrency, ctx)

@@ -30,7 +30,7 @@ from components.data.features.format import States
 from components.engines.hidden_states import StatesShape, ask_for_states, discard, fetch_file, lock_of
 from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError
-from components.engines.server_address import ServerAddress
+from components.engines.server_address import MooncakeAddress, ServerAddress
 from components.files import digest_of_json
 from components.targets.interface import AbstractTarget
 
@@ -166,13 +166,14 @@ def follows(model: AbstractTarget, states: States, next_token: int) -> bool:
     return next_token in logits.topk(min(LIKELIEST, len(logits))).indices.tolist()
 
 
-def own_folder(folder: str, *, make: bool = False) -> Path:
-    """The folder of the server's files; raises UserError where they cannot be read and deleted here.
+def where_states_come(folder: str, mooncake: MooncakeAddress | None) -> tuple[Path, MooncakeReader | None]:
+    """The folder of the server's files, or our own beside the reader of the Mooncake store that states come by.
 
-    make: it is no server's, and is made where it is missing.
+    Raises:
+        UserError: files cannot be read and deleted in the folder, or the store does not answer.
     """
     path = Path(folder).expanduser()
-    if make:
+    if mooncake is not None:
         path.mkdir(parents=True, exist_ok=True)
     if not path.is_dir():
         raise UserError(
@@ -180,4 +181,4 @@ def own_folder(folder: str, *, make: bool = False) -> Path:
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"folder: {path} cannot be read and written here; files are deleted once they are stored")
-    return path
+    return path, MooncakeReader(mooncake) if mooncake is not None else None

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from components.contract import UserError
 from components.data.features.format import Example, FeatureRow, FeatureSource, Shards, States
-from components.data.features.served import StatesClient, own_folder
+from components.data.features.served import StatesClient, where_states_come
 from components.engines.hidden_states import StatesShape, connect, discard
-from components.engines.mooncake import MooncakeReader
 from components.engines.requests import Patience, RetryableError, http_client
 from components.engines.server_address import MooncakeAddress, ServerAddress
 from components.targets.interface import AbstractTarget
@@ -90,17 +89,18 @@ def with_states(source: FeatureSource, model: AbstractTarget, num_processes: int
         return source.computed_by(model)
     mooncake = MooncakeAddress(**settings["mooncake"]) if settings["mooncake"] else None
     address = ServerAddress(**{name: settings[name] for name in ("base_url", "model", "api_key_variable")})
+    folder, reader = where_states_come(settings["folder"], mooncake)
     taps = source.manifest["tap_layers"]
     states = StatesClient(
         server=address,
-        folder=own_folder(settings["folder"], make=mooncake is not None),
+        folder=folder,
         shape=StatesShape(len(taps) + 1, source.manifest["hidden_size"]),
         patience=Patience(settings["retries"], settings["backoff_s"], settings["timeout_s"]),
         owner=(source.manifest["target_key"], source.manifest["answers_key"]),
         taps=taps,
         head=model,
         num_checked=settings["num_checked"],
-        mooncake=MooncakeReader(mooncake) if mooncake is not None else None,
+        mooncake=reader,
     )
     room = int(settings["buffer_gb"] * 1e9) // num_processes
     alone = num_processes == 1
