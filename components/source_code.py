@@ -12,6 +12,7 @@ written them.
 from __future__ import annotations
 
 import ast
+import atexit
 import functools
 import gc
 import importlib
@@ -96,6 +97,7 @@ def import_to_stay(*names: str) -> None:
     finally:
         gc.freeze()
         gc.enable()
+        atexit.register(gc.unfreeze)  # libraries complain of what the interpreter does not free at its end
 
 
 def allow_code(models: Iterable[str]) -> None:

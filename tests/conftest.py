@@ -10,6 +10,7 @@ workers still have something to do.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections import Counter
@@ -60,6 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
