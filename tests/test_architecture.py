@@ -79,6 +79,7 @@ LATE: dict[str, str] = {
 """Files with imports in functions, and why."""
 SPLINTERS: dict[str, str] = {
     "flows/catalog.py": "the address of every deployment in users' Prefect servers",
+    "flows/execution/preload.py": "the module that multiprocessing's fork server is told to import",
     "flows/orchestration/server_app.py": "uvicorn's entry point for Prefect's app",
 }
 """Files under 40 lines, and why they stand alone."""

@@ -103,15 +103,13 @@ def timer_overhead_ns(clock: Callable[[], int] = time.perf_counter_ns) -> float:
 
 @contextlib.contextmanager
 def quiet_interpreter() -> Iterator[None]:
-    """Disable garbage collection inside; live objects are frozen."""
+    """Disable garbage collection inside."""
     was_enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

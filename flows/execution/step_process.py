@@ -53,12 +53,7 @@ from flows.planning.this_machine import place_for_sockets
 from flows.services.child import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from storage.redaction import holds_password, is_secret_name, without_secrets
 
-PRELOAD = (
-    *("torch", "transformers", "safetensors.torch", "psutil", "flows.planning.step_signature"),
-    # What transformers loads late, with the first configuration or tokenizer: two seconds in each step otherwise.
-    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
-    "transformers.models.auto.tokenization_auto",
-)
+PRELOAD = ("flows.execution.preload",)
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",

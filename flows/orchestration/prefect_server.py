@@ -26,6 +26,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from components.files import open_lock, wait_for_lock
+from components.source_code import import_to_stay
 from flows.services.child import end_with, stop
 from flows.services.client import QUIET, client_environment, running
 from storage.redaction import without_secrets
@@ -156,6 +157,7 @@ def _serve(parent: int, port: int) -> None:
     """Be the server, in the child process, for as long as the parent lives."""
     if not end_with(parent, signal.SIGKILL):
         return
+    import_to_stay("flows.orchestration.server_app")
     options = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     sys.argv = ["uvicorn", "--factory", "flows.orchestration.server_app:create_temporary_app", *options]
     runpy.run_module("uvicorn", run_name="__main__")

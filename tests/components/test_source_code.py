@@ -6,6 +6,7 @@ import ast
 import gc
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,23 @@ def test_a_source_that_is_none_is_refused_and_garbage_is_collected_again() -> No
     with pytest.raises(SyntaxError, match=r"here\.py"):
         syntax_tree("def", "here.py")
     assert gc.isenabled()
+
+
+def test_modules_that_stay_are_loaded_without_a_search_for_garbage_which_goes_on_after_them() -> None:
+    program = """
+import gc, sys
+from components.source_code import import_to_stay
+searches = []
+gc.callbacks.append(lambda phase, info: searches.append(phase))
+import_to_stay("sqlalchemy", "networkx")
+print("networkx" in sys.modules, searches, gc.isenabled(), gc.get_freeze_count() > 10_000)
+try:
+    import_to_stay("not.there")
+except ModuleNotFoundError:
+    print(gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True [] True True\nTrue\n"
 
 
 def test_the_commit_and_whether_files_differ_are_what_git_says() -> None:

@@ -8,7 +8,6 @@ for in every measurement.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 from components.contract import UserError
 from components.outside_json import JsonObject
+from components.source_code import import_to_stay
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -113,7 +113,8 @@ def main() -> int:
 
     def begin(order: JsonObject) -> Any:
         nonlocal answer
-        answer = getattr(importlib.import_module(module), name)(order)
+        import_to_stay(module)
+        answer = getattr(sys.modules[module], name)(order)
         return answer.facts
 
     for line in requests:

@@ -36,12 +36,14 @@ def hollow_tensors() -> Iterator[None]:
     memo: Any = {}
     fake.fake_tensor_converter.meta_converter.tensor_memo = memo
     gc.collect()
+    is_frozen = gc.get_freeze_count() > 0
     gc.freeze()  # so that what is left to collect is what FakeTensorMode leaves behind
     try:
         with fake, _KnownValues(fake, memo):
             yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:  # else what was there before stays as it was
+            gc.unfreeze()
 
 
 @final

@@ -1,0 +1,17 @@
+"""What the fork server of steps loads, once for them all: it imports this module (step_process.py names it)."""
+
+from __future__ import annotations
+
+from components.source_code import import_to_stay
+
+import_to_stay(
+    "torch",
+    "transformers",
+    "safetensors.torch",
+    "psutil",
+    "flows.planning.step_signature",
+    # What transformers loads late, with the first configuration or tokenizer: two seconds in each step otherwise.
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
