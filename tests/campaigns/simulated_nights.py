@@ -89,7 +89,7 @@ def nightly(folder: Path, limit: int, lossy: bool) -> Pipeline:
     limit: of new conversations to be trained on. lossy: with the planted fault of simulated.collect_traffic.
     """
     world, collect = str(folder / "world"), "simulated.collect_traffic" if lossy else "data.collect_traffic"
-    taken = {"num_train": limit, "num_validation": 4, "num_test": 12, "min_new": 12, "evaluation_percent": 40}
+    taken = {"num_train": limit, "num_validation": 8, "num_test": 24, "min_new": 12, "evaluation_percent": 40}
     by, mixed = {"target": CHAMPION}, {"target": CHAMPION, "prompts": "mix"}
     rivals = {**mixed, "drafts": ["draft", CHAMPION]}
     seen = {"acceptance": ["acceptance", "champion_acceptance"]}
@@ -151,7 +151,7 @@ class Month:
 
     folder: Path
     seed: int
-    limit: int = 16
+    limit: int = 48
     lossy: bool = False
     speed: float = 0.0
     nights: list[Night] = field(default_factory=list)
