@@ -87,7 +87,8 @@ def nightly(folder: Path, limit: int, lossy: bool) -> Pipeline:
     """`nightly` of the project's pipelines.yaml at tiny size.
 
     limit: of new conversations to be trained on; the usual 48, with 34 to judge on, are five ordinary days, since about
-    one night in three promotes, and has to take what those before it left. lossy: with the planted fault of simulated.collect_traffic.
+    one night in three promotes, and has to take what those before it left. lossy: with the planted fault of
+    simulated.collect_traffic.
     """
     world, collect = str(folder / "world"), "simulated.collect_traffic" if lossy else "data.collect_traffic"
     taken = {"num_train": limit, "num_validation": 8, "num_test": 24, "min_new": 12, "evaluation_percent": 40}
