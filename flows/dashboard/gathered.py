@@ -101,7 +101,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
     with open_history(home, all_sessions=True) as run:
         choices = _choices(_rows(run, CHOICES, since), names, moves)
     services = running(home)
-    prefect = None if services is None else "" if reports.startswith("/") else services.prefect_pages
+    prefect = None if services is None else "/v2" if reports.startswith("/") else services.prefect_pages
     return Board(
         home=str(home),
         made_at=at,
@@ -334,7 +334,7 @@ def _runs(
                 report=f"{reports}/{page}/index.html"
                 if page and (home / "store" / page / "index.html").exists()
                 else "",
-                prefect=f"{prefect}/v2/runs/flow-run/{flow_run}" if flow_run else "",
+                prefect=f"{prefect}/runs/flow-run/{flow_run}" if flow_run else "",
             )
         )
     return tuple(collected)

@@ -171,9 +171,14 @@ class Services:
     public_url: str = ""  # where a proxy shows all pages under one host (deploy/Caddyfile); "" without one
 
     @property
-    def prefect_pages(self) -> str:
-        """Prefect's pages and the dashboard as people reach them."""
+    def pages(self) -> str:
+        """Where people reach Prefect's server, which has the dashboard too."""
         return self.public_url or self.prefect_ui_url
+
+    @property
+    def prefect_pages(self) -> str:
+        """Prefect's pages as people reach them: the newer ones, which have the cards of a run."""
+        return f"{self.pages}/v2"
 
     @property
     def mlflow_pages(self) -> str:

@@ -147,8 +147,8 @@ def deploy(settings: Settings, services: Services) -> int:
 def links(services: Services, home: Path) -> list[tuple[str, str]]:
     """(label, URL) of the pages that people want."""
     pages = [
-        ("dashboard", f"{services.prefect_pages}/dashboard/"),
-        ("pipelines, runs", f"{services.prefect_pages}/v2/deployments"),
+        ("dashboard", f"{services.pages}/dashboard/"),
+        ("pipelines, runs", f"{services.prefect_pages}/deployments"),
         ("models, numbers", f"{services.mlflow_pages}/#/experiments/{_latest_experiment(services)}/runs"),
     ]
     return [*pages, ("newest report", newest_report(home))]

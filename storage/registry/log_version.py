@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -23,7 +22,14 @@ import mlflow
 import mlflow.pyfunc
 from mlflow.exceptions import MlflowException
 
-from storage.registry.tracking import RELEASES, MlflowClient, ensure_experiment, open_client, uses_home_database
+from storage.registry.tracking import (
+    RELEASES,
+    MlflowClient,
+    ensure_experiment,
+    open_client,
+    second_name,
+    uses_home_database,
+)
 from storage.registry.versions import ROOT, VersionRequest
 
 _LARGE = 1 << 16  # bytes of a file that is worth a look at others
@@ -108,7 +114,7 @@ def share_code(folder: Path, earlier: Path) -> None:
     """Let the files that an earlier version has under the same name, byte for byte, have one copy: its code, mostly."""
     for file in (file for file in sorted(folder.rglob("*")) if file.is_file()):
         other = earlier / file.relative_to(folder)
-        if other.is_file() and filecmp.cmp(file, other, shallow=False) and not _second_name(file, other):
+        if other.is_file() and filecmp.cmp(file, other, shallow=False) and not second_name(file, other):
             return
 
 
@@ -121,20 +127,9 @@ def share_files(folder: Path, places: Sequence[Path]) -> None:
     for file in (file for file in sorted(folder.rglob("*")) if file.is_file() and file.stat().st_size >= _LARGE):
         for other in same_size.get(file.stat().st_size, ()):
             if filecmp.cmp(file, other, shallow=False):
-                if not _second_name(file, other):
+                if not second_name(file, other):
                     return
                 break
-
-
-def _second_name(file: Path, other: Path) -> bool:
-    """Make a file a second name of another; whether the file system has such names."""
-    beside = file.with_name(f".{file.name}.second")
-    try:
-        os.link(other, beside)
-    except OSError:  # it has none, or the other lies on another one
-        return False
-    os.replace(beside, file)
-    return True
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from components.contract import UserError
 from components.files import flush, locked
@@ -38,7 +40,7 @@ else:
 RUN_TAG, STEP_TAG, KEY_TAG, DONE_TAG = "draftsmith.run_id", "draftsmith.step", "draftsmith.key", "draftsmith.logged"
 RELEASES = "releases"  # the experiment of releases that no run of a pipeline has made; it bears the registry's mark
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-_SMALL_FILES = (".json", ".md", ".html", ".yaml", ".txt", ".svg", ".csv")
+_SMALL_FILES = (".json", ".md", ".html", ".yaml", ".svg", ".csv")
 _PICTURES = ("charts", "tables")  # folders of a Page whose files are shown beside it
 _EVIDENCE = "evidence"  # the folder of the tables of a pipeline run
 _SMALL_BYTES = 4 << 20
@@ -316,13 +318,17 @@ class Tracker:
         directory = _artifact_directory(self.home, step)
         _log_values(client, child, params=step["settings"], metrics=_metrics_of(directory, step))
         _log_lineage(client, child, step["inputs"])
-        if directory is not None:
-            _log_small_files(client, child, directory, "")
-            for folder in _PICTURES if step["kind"] == "Page" else ():
-                _log_small_files(client, child, directory / folder, folder)
+        if directory is not None and step["kind"] != "Page":  # a report stands with the run, in `_finish`
+            for file in _log_small_files(client, child, directory, ""):
+                if uses_home_database(self.home):
+                    second_name(self._logged_file(client, child, file.name), file)
         client.set_tag(child, DONE_TAG, "yes")
         status = "FINISHED" if step["status"] == "completed" else "FAILED"
         client.set_terminated(child, status, _milliseconds(step["time"]))
+
+    def _logged_file(self, client: MlflowClient, run: str, name: str) -> Path:
+        """Where a file of a run lies that MLflow keeps in this home."""
+        return Path(url2pathname(urlsplit(client.get_run(run).info.artifact_uri).path)) / name
 
     def _finish(
         self,
@@ -421,14 +427,30 @@ def _metrics_of(directory: Path | None, step: journal.Entry) -> list[Any]:
     return metrics
 
 
-def _log_small_files(client: MlflowClient, run: str, directory: Path, folder: str) -> None:
-    """Log the small files of a folder for people to read. folder: the folder in MLflow, "" for the top.
+def _log_small_files(client: MlflowClient, run: str, directory: Path, folder: str) -> list[Path]:
+    """Log the small files of a folder for people to read; returns them. folder: the folder in MLflow, "" for the top.
 
     Not an artifact's record: what it says for people are the parameters, metrics and inputs of the run.
     """
-    for file in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if file.suffix in _SMALL_FILES and file.name != RECORD_FILE and file.stat().st_size <= _SMALL_BYTES:
-            client.log_artifact(run, str(file), folder or None)
+    small = [
+        file
+        for file in (sorted(directory.iterdir()) if directory.is_dir() else [])
+        if file.suffix in _SMALL_FILES and file.name != RECORD_FILE and file.stat().st_size <= _SMALL_BYTES
+    ]
+    for file in small:
+        client.log_artifact(run, str(file), folder or None)
+    return small
+
+
+def second_name(file: Path, other: Path) -> bool:
+    """Make a file a second name of another with the same content; whether the file system has such names."""
+    beside = file.with_name(f".{file.name}.second")
+    try:
+        os.link(other, beside)
+    except OSError:  # it has none, or the other lies on another one
+        return False
+    os.replace(beside, file)
+    return True
 
 
 def _log_lineage(client: MlflowClient, run: str, inputs: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from forked import SEED, draftsmith, recorded
 from garden_home import database_template, finished_at, made, new_home, run_garden, write_garden
+from pipeline_builder import pipeline, step
 from small_disk import ENOUGH, can_mount, change, fill, small_disk, used_bytes
 
 SIZES = int(os.environ.get("DRAFTSMITH_SOAK_DISKS", "150"))
@@ -98,6 +99,23 @@ def test_a_disk_that_fills_up_stops_a_run_with_one_line_and_costs_nothing(tmp_pa
     found = full_at_every_write(tmp_path, 5, seed=3)
     assert found["faults"] == []
     assert 0 < found["stopped"] <= found["disks"]
+
+
+def test_a_step_that_fills_the_disk_fails_in_one_line_and_goes_on_with_room(tmp_path: Path) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(pipeline("flood", page=step("toys.fail", how="full")).text, encoding="utf-8")
+    template = database_template(tmp_path / "template")
+    needed = sum(one.stat().st_size for one in template.rglob("*"))
+    run = ("run", "flood", "--direct", "--file", str(file))
+    with small_disk(tmp_path / "disk", needed + (8 << 20)) as disk:
+        home = new_home(disk, template)
+        ended = draftsmith(*run, home=home)
+        told = [line for line in ended.said.splitlines() if "No space left" in line]
+        assert (ended.code, ended.fault) == (1, "") and len(told) == 1, ended.said
+        assert "step 'page' failed: " in told[0] and "`draftsmith gc` frees some" in told[0]
+        change(disk, f"size={ENOUGH}")
+        again = draftsmith(*run, home=home)
+        assert again.code == 0, again.said
 
 
 @pytest.mark.parametrize(

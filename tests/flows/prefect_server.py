@@ -34,7 +34,7 @@ def prefect_server(place: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     quiet = {"PREFECT_HOME": str(place), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     quiet |= {"PREFECT_SERVER_UI_API_URL": "/api"}  # else the pages ask port 4200, whatever --port says
-    quiet |= {"PREFECT_UI_URL": f"http://127.0.0.1:{port}"}  # in links, as `up` has it
+    quiet |= {"PREFECT_UI_URL": f"http://127.0.0.1:{port}/v2"}  # in links, as `up` has it
     quiet |= {"PREFECT_SERVER_DATABASE_TIMEOUT": "60"}  # a busy machine holds SQLite's lock for more than ten seconds
     quiet |= {"PREFECT_SERVER_SERVICES_LATE_RUNS_AFTER_SECONDS": "600"}  # as `up` has it, and for the same reason
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]

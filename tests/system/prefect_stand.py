@@ -95,7 +95,7 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
         env = environment(
             folder / "home",
             PREFECT_API_URL=api,
-            PREFECT_UI_URL=api.removesuffix("/api"),  # as `up` has it
+            PREFECT_UI_URL=f"{api.removesuffix('/api')}/v2",  # as `up` has it
             PREFECT_HOME=str(folder / "prefect"),
             PYTHONPATH=os.pathsep.join([str(ROOT), str(TOYS)]),
             DRAFTSMITH_PACKAGES="toybox,decisionbox",

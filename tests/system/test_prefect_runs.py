@@ -223,9 +223,8 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
     with Browser(tmp_path / "browser", height=1500) as page:
         page.open(ops.address)
         page.click(f"a[href$='{asked['id']}']")
-        page.wait_for(f"location.pathname.endsWith('/runs/flow-run/{asked['id']}')")
+        page.wait_for(f"location.pathname == '/v2/runs/flow-run/{asked['id']}'")  # the pages that have its cards
         page.wait_for_text("Paused")
-        page.open(f"{stand.pages}/v2/runs/flow-run/{asked['id']}")
         page.click("button", "Open menu")
         page.click("[role=menuitem]", "Resume")
         page.wait_for_text("Promote builtin version 2?")
@@ -244,7 +243,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.screenshot(tmp_path / "4-told.png", of="main")
     done = stand.wait(asked["id"])
     assert done["state"]["message"].endswith("builtin version 2 is now champion")
-    its_page = f"the run: {stand.pages}/runs/flow-run"
+    its_page = f"the run: {stand.pages}/v2/runs/flow-run"
     assert heard["draftsmith: asks promoted"] == f"builtin version 2 is now champion\n\n{its_page}/{asked['id']}"
     champion = "registered oak version 1 (candidate, challenger, champion)"
     assert heard["draftsmith: gated promoted"] == f"{champion}\n\n{its_page}/{promoted}"

@@ -258,6 +258,7 @@ def split_prompts(
             if len(evaluation) > 2 * num_evaluation + _PRUNE_ABOVE:
                 evaluation = dict(_in_order(evaluation, seed)[:num_evaluation])
         else:
+            counts["train_side"] += 1
             train.append(prompt)
             if len(train) > 2 * quotas["train"] + _PRUNE_ABOVE:
                 train = sorted(train, key=lambda prompt: _order(prompt, seed))[: quotas["train"]]

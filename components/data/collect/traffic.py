@@ -9,6 +9,9 @@ every conversation that it or an artifact before it holds, and of those that can
 file of the champion's prompts. So what is beyond a night's limits waits for the next one, a killed night reads the same
 rows again, conversations of a refused challenger stay new, files may be renamed, moved or read twice, and nothing
 depends on clocks.
+
+Where more is new than a night takes, chance draws from all of it, and draws anew once anything has arrived: a fixed
+order would give the night after a refusal nearly the same conversations, and so nearly the same drafter, again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,11 +77,13 @@ def collect_traffic(
     if keep_out:
         forbidden |= questions_of_source(keep_out, max_new, counts, ctx)
     used = read_seen(seen)
-    rows = _read_prompts(source, workload, workload_field, counts, ctx)
+    files = _files_of(source, ctx)
+    draw = hash_number(f"{ctx.seed}:{sum(file.stat().st_size for file in files)}")
+    rows = _read_prompts(source, files, workload, workload_field, counts, ctx)
     length_limits = (min_prompt_characters, max_prompt_characters)
     new_prompts = _new_prompts(rows, used, length_limits, forbidden, max_new, counts)
     sides = {"train": num_train, "test": num_test + num_warm_up + num_validation, "warm_up": 0, "validation": 0}
-    pools = split_prompts(new_prompts, sides, counts, seed=ctx.seed, evaluation_percent=evaluation_percent)
+    pools = split_prompts(new_prompts, sides, counts, seed=draw, evaluation_percent=evaluation_percent)
     trained_on = questions_in(seen, "train")
     unusable = [prompt for prompt in pools["test"] if hash_number(question_of(prompt)) in trained_on]
     counts["trained_on"] = len(unusable)
@@ -86,33 +91,41 @@ def collect_traffic(
     untrained = [prompt for prompt in pools["test"] if hash_number(question_of(prompt)) not in trained_on]
     share = min(1.0, num_train / max(1, len(pools["train"])))
     pools = {"train": pools["train"], **_to_judge_on(untrained, sizes, share)}
-    selected = select_prompts(pools, sizes, counts, ctx.seed)
+    selected = select_prompts(pools, sizes, counts, draw)
     _stop_if_too_few(selected, counts, source, min_new)
     taken = [prompt for split in sizes for prompt in selected[split]]
     counts["waiting"] = counts["new"] - counts["trained_on"] - len(taken)
     write_prompts(ctx.out, taken)
     write_seen(ctx.out, used.union(map(digest_of, taken)))
-    waiting = f"; {counts['waiting']} wait for the next night" if counts["waiting"] else ""
-    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken{waiting}")
+    counts["waiting_to_judge"] = counts["waiting"] - (counts["train_side"] - len(selected["train"]))
+    waits = _waiting_text(counts, num_train)
+    ctx.note(f"{counts['new']} new conversations ({_counts_text(counts)}); {_sizes_text(selected)} taken{waits}")
     reasons = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
     return Prompts.of_step(
         ctx,
         {
             "source": source,
             **{f"num_{split}": len(selected[split]) for split in sizes},
-            **{name: counts[name] for name in ("rows", "new", "waiting", *reasons)},
+            **{name: counts[name] for name in ("rows", "new", "waiting", "waiting_to_judge", *reasons)},
             "num_seen_in_all": len(used) + len(taken),
             "workloads": dict(Counter(prompt.workload for split in sizes for prompt in selected[split])),
         },
     )
 
 
-def _read_prompts(source: str, workload: str, field: str, counts: Counter[str], ctx: Context) -> Iterator[Prompt]:
-    """The prompts of all usable rows of a source; other rows are set aside and counted."""
+def _files_of(source: str, ctx: Context) -> list[Path]:
+    """The files of a source, in the order of their names."""
     files, num_skipped = traffic_files(source)
     if num_skipped:
         reason = f"none of {', '.join(SUFFIXES)}, or links out of the folder"
         ctx.note(f"{source}: {num_skipped} files left alone: {reason}")
+    return files
+
+
+def _read_prompts(
+    source: str, files: Sequence[Path], workload: str, field: str, counts: Counter[str], ctx: Context
+) -> Iterator[Prompt]:
+    """The prompts of all usable rows of a source's files; other rows are set aside and counted."""
 
     def rows_of(file: Path, set_aside: SetAside) -> Iterator[tuple[int, Any]]:
         """A file among others that cannot be read further ends there: it must not stop every night to come."""
@@ -201,6 +214,16 @@ def _counts_text(counts: Counter[str]) -> str:
     words = ("seen", "duplicates", "kept_out", "trained_on", "too_short", "too_long", "set_aside")
     parts = [f"{counts[word]} {word.replace('_', ' ')}" for word in words if counts[word]]
     return ", ".join([f"{counts['rows']} rows", *parts])
+
+
+def _waiting_text(counts: Counter[str], num_train: int) -> str:
+    """What waits for the next night, and what to do where that is more than one takes."""
+    if not counts["waiting"]:
+        return ""
+    to_judge, to_train = counts["waiting_to_judge"], counts["waiting"] - counts["waiting_to_judge"]
+    parts = [f"{to_train} to train on"] * (to_train > 0) + [f"{to_judge} to judge on"] * (to_judge > 0)
+    advice = "; a night takes less than arrives: raise num_train" if to_train > num_train else ""
+    return f"; {counts['waiting']} wait for the next night ({', '.join(parts)}){advice}"
 
 
 def _sizes_text(selected: Mapping[str, list[Prompt]]) -> str:

@@ -108,8 +108,7 @@ def train_from_features(
         size = sum(p.numel() for p in draft.parameters())
         ctx.note(f"{method}: {size:,} parameters; {describe_vocabulary(vocabulary, covered, covered_by)}")
         order = batch_order(rows, choice, ctx.seed)
-        if not order.shuffled:
-            _note_order(order, schedule, ctx)
+        _note_order(order, schedule, ctx)
         held_out = _held_out(model, data, choice)
         ctx.note(check_memory(draft, order, schedule, model.device))
         warm_start = start is not None or settings.starts_trained
@@ -152,14 +151,15 @@ def batch_order(rows: list[FeatureRow], choice: DataChoice, seed: int) -> BatchO
 
 
 def _note_order(order: BatchOrder, schedule: Schedule, ctx: Context) -> None:
-    """Log that training keeps the declared order, and how many conversations it never reaches."""
+    """Log that training keeps a declared order, and how many conversations it never reaches."""
     batches = order.epoch(0)
-    ctx.note("batches keep to the order that data.mix_chats declared, in every epoch; order: shuffled would not")
+    if not order.shuffled:
+        ctx.note("batches keep to the order that data.mix_chats declared, in every epoch; order: shuffled would not")
     unseen = sum(map(len, batches[schedule.num_steps :]))
     if unseen:
         ctx.note(
-            f"num_steps: {schedule.num_steps} ends before the last {unseen} of {len(order.rows)} conversations of the "
-            f"declared order; one epoch takes {len(batches)} steps"
+            f"num_steps: {schedule.num_steps} ends before the last {unseen} of {len(order.rows)} conversations; one "
+            f"epoch takes {len(batches)} steps"
         )
 
 

@@ -46,9 +46,8 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     home, file, began = tmp_path / "home", tmp_path / "pipelines.yaml", datetime.now(UTC)
     until = f"{began + timedelta(hours=3):%H:%M}"
     command = [sys.executable, str(HERE / "night_round_trip.py"), str(file), str(home), until]
-    env = environment(
-        home, PREFECT_API_URL=server, PREFECT_UI_URL=server.removesuffix("/api"), PYTHONPATH=str(HERE.parents[1])
-    )
+    pages = f"{server.removesuffix('/api')}/v2"
+    env = environment(home, PREFECT_API_URL=server, PREFECT_UI_URL=pages, PYTHONPATH=str(HERE.parents[1]))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])

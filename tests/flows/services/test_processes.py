@@ -136,13 +136,13 @@ def test_links_have_the_public_address_and_programs_here_the_one_of_loopback(set
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert report_address(home, "abc") == "https://draft.example/reports/abc/"
         assert mlflow_address(home) == "https://draft.example/mlflow"
-    assert services.prefect_pages == "https://draft.example"
+    assert (services.pages, services.prefect_pages) == ("https://draft.example", "https://draft.example/v2")
     assert client_environment(services)["PREFECT_API_URL"] == "http://127.0.0.1:14999/api"
-    assert client_environment(services)["PREFECT_UI_URL"] == "https://draft.example", "in links of notifications"
+    assert client_environment(services)["PREFECT_UI_URL"] == "https://draft.example/v2", "in links of notifications"
     prefect = parts(public)["prefect"].environment
-    assert prefect["PREFECT_UI_URL"] == "https://draft.example"
+    assert prefect["PREFECT_UI_URL"] == "https://draft.example/v2"
     assert prefect["DRAFTSMITH_ALLOWED_HOSTS"].split(",")[-1] == "draft.example"
-    assert parts(settings)["prefect"].environment["PREFECT_UI_URL"] == "http://127.0.0.1:14999"
+    assert parts(settings)["prefect"].environment["PREFECT_UI_URL"] == "http://127.0.0.1:14999/v2"
     for wrong in ("draft.example", "ftp://draft.example", "https://draft.example/path", "https://a:b@draft.example"):
         with pytest.raises(UserError, match="a scheme and a host alone"):
             public_address(wrong)

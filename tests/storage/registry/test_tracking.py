@@ -68,6 +68,8 @@ def test_a_run_has_a_child_for_each_executed_step_with_settings_metrics_lineage_
     lineage = {(entry.dataset.name, entry.dataset.digest) for entry in draft.inputs.dataset_inputs}
     assert lineage == {("target", "t" * 32), ("features[a]", "f" * 32), ("features[b]", "e" * 32)}
     assert [file.path for file in client.list_artifacts(draft.info.run_id)] == ["draft.json"]
+    logged = next((home / "mlflow" / "artifacts").rglob("draft.json"))
+    assert logged.samefile(home / "store" / ("d" * 64) / "draft.json"), "evidence would take its room twice"
     assert query("SELECT status, num_executed, num_reused FROM v_run", home)[1] == [("failed", 2, 1)]
     assert len(query("SELECT * FROM v_step", home)[1]) == 3
 
@@ -169,8 +171,8 @@ def test_a_report_stands_in_its_run_with_its_charts_and_tables(with_mlflow, home
     def files(name: str, folder: str | None = None) -> list[str]:
         return [file.path for file in client.list_artifacts(runs[name].info.run_id, folder)]
 
-    assert files("report[a]") == ["charts", "index.html", "tables"]
-    assert files("report[a]", "charts") == ["charts/speedup.svg"] and files("report[a]", "tables") == [
-        "tables/choices.csv"
-    ]
-    assert "report/report[a]/index.html" in files("-", "report/report[a]")
+    place = "report/report[a]"
+    assert files("-", place) == [f"{place}/charts", f"{place}/index.html", f"{place}/tables"]
+    assert files("-", f"{place}/charts") == [f"{place}/charts/speedup.svg"]
+    assert files("-", f"{place}/tables") == [f"{place}/tables/choices.csv"]
+    assert files("report[a]") == [], "the same report would stand in the home twice"

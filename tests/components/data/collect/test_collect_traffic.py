@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,29 @@ def test_what_is_beyond_a_nights_limit_is_used_once_in_the_nights_after(
     assert len(taken) == len(set(taken)) == count
     with pytest.raises(NothingNew):
         collect(folder, new_ctx(), seen)
+
+
+def test_the_night_after_a_refusal_tries_others_of_what_waits(folder: Path, new_ctx: NewCtx) -> None:
+    write(folder / "1.jsonl", [chat(f"word {n}") for n in range(200)])
+    first = collect(folder, new_ctx(), num_train=24)
+    write(folder / "2.jsonl", [chat(f"later {n}") for n in range(5)])
+    second = collect(folder, new_ctx(), num_train=24)  # the first was refused: it counts as seen by nobody
+    tried = [{digest_of(prompt) for prompt in read_prompts(night, "train")} for night in (first, second)]
+    assert len(tried[0] & tried[1]) < 12, "nearly the same conversations give nearly the same drafter"
+
+
+@pytest.mark.parametrize(("limit", "advised"), [(24, True), (100, False)])
+def test_it_says_what_waits_and_where_a_night_takes_too_little(
+    folder: Path, new_ctx: NewCtx, limit: int, advised: bool
+) -> None:
+    write(folder / "1.jsonl", [chat(f"word {n}") for n in range(200)])
+    said, to_train = list[str](), collect(folder, new_ctx()).info["num_train"]
+    ctx = replace(new_ctx(), send=lambda event: said.append(str(event.get("message", ""))))
+    made = collect(folder, ctx, num_train=limit, num_test=8, num_validation=4)
+    waiting, to_judge = made.info["waiting"], made.info["waiting_to_judge"]
+    assert waiting - to_judge == to_train - limit > 0 and to_judge > 0
+    assert f"; {waiting} wait for the next night ({to_train - limit} to train on, {to_judge} to judge on)" in said[-1]
+    assert ("raise num_train" in said[-1]) == advised
 
 
 def test_the_watermark_goes_through_the_mix(folder: Path, new_ctx: NewCtx) -> None:

@@ -69,14 +69,17 @@ def judge_all(judged: list[Measurements], prompts: Prompts | None = None, *, tit
     return Page.of_step(ctx, {"num_judged": len(judged)})
 
 
-def fail(*, how: Literal["user", "crash", "die", "garbage", "once"] = "crash", ctx: Context) -> Page:
-    """Fails in one of the ways in which steps fail."""
+def fail(*, how: Literal["user", "crash", "die", "garbage", "once", "full"] = "crash", ctx: Context) -> Page:
+    """Fails in one of the ways in which steps fail; full: where 32 MiB find no room."""
     if how == "user":
         raise UserError("data.jsonl:3: no 'text'; give each row one")
     if how == "die":
         os.kill(os.getpid(), 9)
     if how == "garbage":
         return "not a page"  # type: ignore[return-value]
+    if how == "full":
+        (ctx.out / "flood").write_bytes(bytes(32 << 20))
+        return Page.of_step(ctx)
     _count(ctx, "fail")
     if how == "crash" or len((ctx.scratch / "fail.count").read_text()) < 2:
         raise RuntimeError("the pot fell")
