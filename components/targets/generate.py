@@ -1,8 +1,9 @@
 """Continues many prompts with a target: continuous batching over one KV cache, so that no pass computes finished rows.
 
-Up to `batch_size` rows go through the target together, one token a pass. When some have finished, waiting prompts are
-prefilled by themselves and put into the free places; when none wait, finished rows are dropped and the passes get
-smaller. The course depends only on the rows and the batch size, so the same rows always become the same bits.
+Up to `batch_size` rows go through the target together, one token a pass; on a CPU fewer where their cache would take
+more than CACHE_BYTES. When some have finished, waiting prompts are prefilled by themselves and put into the free places;
+when none wait, finished rows are dropped and the passes get smaller. The course depends only on the rows, the batch size
+and the kind of device, so the same rows always become the same bits.
 
 Each row draws from its own generator, seeded by (seed, row id), so its samples do not depend on the other rows of its
 batch. Logits of a row may still differ in the last bits with the shape of the batch; steps whose files must repeat
@@ -26,8 +27,8 @@ PREFILL_TOKENS: Final[Mapping[str, int]] = {"cuda": 8192, "cpu": 2048}
 """Most tokens of one prefill pass, padding included (a longer prompt gets its own pass): its rows have a cache of their
 own until they are put into the batch's, which on a CPU would be as large as the target."""
 CACHE_BYTES: Final[Mapping[str, int]] = {"cuda": 8 << 30, "cpu": 512 << 20}
-"""Of the cache of prompts whose lengths nobody has bounded, where one of them does not need more: with one long prompt
-among short ones, a cache of as many rows of its length would be several times the target."""
+"""Of the cache of all rows, where one of them does not need more: every place has room for the longest text, and a
+cache of 64 such rows would be several times a small target."""
 LENGTH_STEP: Final = 16  # prompts are padded to multiples of this: oneDNN compiles a bf16 kernel for every new shape
 ROW_STEP: Final = 8  # and batches shrink to multiples of this, or to 4, 2, 1
 FREE_SHARE: Final = 8
@@ -68,7 +69,7 @@ def continue_batch(
     generators: Sequence[torch.Generator] | None = None,
     stop_at_eos: bool = True,
 ) -> list[Continuation]:
-    """Generates up to `max_new_tokens` tokens for each prompt (token ids, none empty), all in one batch.
+    """Generates up to `max_new_tokens` tokens for each prompt (token ids, none empty), as many at a time as fit.
 
     temperatures: one a row, 0 is greedy; default all greedy.
     generators: one a row, needed where a temperature is not 0.
@@ -90,15 +91,19 @@ def batches_of(
 ) -> list[list[int]]:
     """Batches of at most `batch_size` prompts of like lengths, whose cache for `num_tokens` new tokens each has at most
     CACHE_BYTES. A batch is the indices of its prompts, ascending."""
-    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
     longest_first = sorted(range(len(prompt_lengths)), key=lambda row: (-prompt_lengths[row], row))
     batches = []
     while longest_first:
-        length = _padded(prompt_lengths[longest_first[0]]) + num_tokens
-        count = max(1, min(batch_size, most // length))
+        count = rows_at_once(target, _padded(prompt_lengths[longest_first[0]]) + num_tokens, batch_size)
         batches.append(sorted(longest_first[:count]))
         del longest_first[:count]
     return batches
+
+
+def rows_at_once(target: AbstractTarget, length: int, batch_size: int) -> int:
+    """How many rows of `length` tokens, at most `batch_size`, a cache of CACHE_BYTES holds; one always."""
+    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
+    return max(1, min(batch_size, most // length))
 
 
 def continue_rows(
@@ -141,7 +146,10 @@ def check_vocabulary(highest: int, vocab_size: int, location: str) -> None:
 
 @dataclass
 class _Batch:
-    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place."""
+    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place.
+
+    size: the most rows; on a CPU it becomes what `rows_at_once` allows of them.
+    """
 
     target: AbstractTarget
     requests: Sequence[ContinuationRequest]
@@ -156,6 +164,8 @@ class _Batch:
 
     def __post_init__(self) -> None:
         longest = max(_padded(len(request.ids)) + request.limit for request in self.requests)
+        if self.target.device.type == "cpu":  # on a GPU many rows are what is quick, and `plan` says how many fit
+            self.size = rows_at_once(self.target, longest, self.size)
         self.cache = self.target.new_cache(self.size, longest)
         self.places = [None] * self.size
         self.new = [[] for _ in self.requests]
