@@ -117,7 +117,7 @@ def continue_rows(
     """Continues every row; results in the order of `requests`. At most `batch_size` rows are in the cache at a time.
 
     Waiting rows are taken in their order: sort them by length to pad little.
-    on_pass: called after every pass with the share of the work that is done, 0 .. 1.
+    on_pass: called after every pass, prefills too, with the share of the work that is done, 0 .. 1.
     """
     assert requests and all(len(request.ids) > 0 and request.limit > 0 for request in requests)
     highest = max(max(request.ids) for request in requests)
@@ -125,13 +125,14 @@ def continue_rows(
     assert all(one.generator is not None for one in requests if one.temperature > 0.0), "sampling needs generators"
     ends = set(target.shape.eos_token_ids) if stop_at_eos else set()
     batch = _Batch(target, requests, min(batch_size, len(requests)), ends)
+    told = on_pass or (lambda share: None)
     while batch.places_used or batch.waiting < len(requests):
-        batch.fill()
+        while batch.fill():
+            told(batch.share_done())
         if batch.places_used:
             batch.step()
         batch.shrink()
-        if on_pass is not None:
-            on_pass(batch.share_done())
+        told(batch.share_done())
     return [Continuation(ids, hit_eos) for ids, hit_eos in zip(batch.new, batch.hit_eos, strict=True)]
 
 
@@ -181,14 +182,14 @@ class _Batch:
         running = sum(len(self.new[row]) / self.requests[row].limit for row in self.places if row is not None)
         return (self.finished + running) / len(self.requests)
 
-    def fill(self) -> None:
-        """Prefill waiting prompts into the free places, once enough of these are free."""
-        while self.waiting < len(self.requests):
-            free = [place for place, row in enumerate(self.places) if row is None]
-            enough = max(1, min(self.size // FREE_SHARE, len(self.requests) - self.waiting))
-            if len(free) < enough:
-                return
+    def fill(self) -> bool:
+        """Prefill waiting prompts into free places, in one pass, if enough of these are free; returns whether."""
+        waiting = len(self.requests) - self.waiting
+        free = [place for place, row in enumerate(self.places) if row is None]
+        is_due = waiting > 0 and len(free) >= max(1, min(self.size // FREE_SHARE, waiting))
+        if is_due:
             self._prefill(free)
+        return is_due
 
     def _prefill(self, free: Sequence[int]) -> None:
         """As many waiting prompts as the free places and one pass hold."""

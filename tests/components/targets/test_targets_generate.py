@@ -139,6 +139,9 @@ def test_a_prompt_of_another_tokenizer_is_refused(target: AbstractTarget) -> Non
 
 def test_work_is_done_when_the_last_row_is(target: AbstractTarget) -> None:
     shares: list[float] = []
+    continue_rows(target, fresh(ASKS[:1]), batch_size=1, on_pass=shares.append)
+    assert 0.0 < shares[0] <= 1 / ASKS[0].limit, "told when the prompt is read"
+    shares.clear()
     continue_rows(target, fresh(ASKS), batch_size=4, on_pass=shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0 and all(share < 1.0 for share in shares[:-1])
 
