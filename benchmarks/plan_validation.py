@@ -5,8 +5,11 @@ others are then predicted from their settings, as a plan made before they ran wo
 cores.
 
     python -m benchmarks.plan_validation [--homes FOLDER] [--by middle]
+    python -m benchmarks.plan_validation --run HOME --file FILE --pipeline NAME [-p NAME=VALUE ...] --about WORDS
 
 --homes: where the homes are kept; a size whose run is there already is not run again.
+--run: the home of one whole run of another pipeline. What a plan in an empty home says of the memory of its steps is
+held against it, in a record of its own; --about says of what model.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 
 from benchmarks.record import ROOT, write_record
 from flows.commands.plan_on import estimate_run
+from flows.planning.estimate import RunEstimate
 from flows.planning.machines import HERE, find_machine
 from flows.planning.wiring import PACKAGES
 from storage.artifacts.store import Store
@@ -69,7 +73,7 @@ def run(size: str, home: Path) -> None:
 
 
 def measured_in(home: Path) -> dict[str, dict[str, float]]:
-    """Step -> seconds and peak resident bytes of the step's process."""
+    """Step -> seconds and peak resident bytes of the step's largest process."""
     store, found = Store(home), {}
     for key in store.keys():  # noqa: SIM118 (a store is no mapping)
         record = store.record_of(key)["record"]
@@ -84,15 +88,48 @@ def compare(by: str, homes: dict[str, Path]) -> list[dict[str, Any]]:
         if size == by:
             continue
         estimate = estimate_run("quickstart", params_of(size), machine, FILE, Store(homes[by]), PACKAGES)
-        measured = measured_in(homes[size])
-        for step in estimate.steps:
-            facts = measured[step.name]
-            row = {"size": size, "step": step.name, "time_by": step.seconds_by}
-            row |= {"predicted_seconds": step.seconds, "measured_seconds": facts["seconds"]}
-            row |= {"predicted_peak": step.memory_bytes, "measured_peak": facts["peak"]}
-            row |= {"seconds": step.seconds / facts["seconds"], "peak": step.memory_bytes / facts["peak"]}
-            rows.append(row)
+        rows += [{"size": size, **row} for row in beside(estimate, measured_in(homes[size]))]
     return rows
+
+
+def beside(estimate: RunEstimate, measured: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """A row for each step: what was said of it, what it took, and the one over the other."""
+    rows = []
+    for step in estimate.steps:
+        facts = measured[step.name]
+        row: dict[str, Any] = {"step": step.name, "time_by": step.seconds_by}
+        row |= {"predicted_seconds": step.seconds, "measured_seconds": facts["seconds"]}
+        row |= {"predicted_peak": step.memory_bytes, "measured_peak": facts["peak"], "parts": step.memory}
+        row |= {"seconds": step.seconds / facts["seconds"], "peak": step.memory_bytes / facts["peak"]}
+        rows.append(row)
+    return rows
+
+
+def record_run(home: Path, file: Path, pipeline: str, params: list[str], about: str) -> None:
+    """Hold what a plan says in an empty home against one run, and write the record."""
+    with tempfile.TemporaryDirectory() as empty:
+        estimate = estimate_run(pipeline, params, find_machine(HERE, file), file, Store(Path(empty)), PACKAGES)
+    rows = beside(estimate, measured_in(home))
+    target = max(step.memory.get("target", 0) for step in estimate.steps)
+    for row in rows:
+        print(f"{row['step']:20} {row['predicted_peak']:14,d} B of {row['measured_peak']:14,.0f}  {row['parts']}")
+    numbers = {"about": about, "params": params, "target": target, "load": os.getloadavg()[2], "steps": rows}
+    print(f"written: {write_record('own-model', numbers).relative_to(ROOT)}")
+
+
+def table_of_run(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    """As `table_of`, of the record of one run: memory alone, since it was taken beside other work."""
+    what = (
+        f"{found['about']}: what `draftsmith plan --on here` says of memory before anything was run, beside the peak "
+        f"of each step's largest process. The target's weights are {found['target'] / 1e9:.2f} GB."
+    )
+    rows = []
+    for step in found["steps"]:
+        parts = sorted(step["parts"].items(), key=lambda part: -part[1])
+        named = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts if size > 50e6)
+        said, measured = step["predicted_peak"] / 1e9, step["measured_peak"] / 1e9
+        rows.append((f"`{step['step']}`", f"{said:.2f}", f"{measured:.2f}", f"{step['peak']:.2f}", named))
+    return what, ("step", "said, GB", "measured, GB", "ratio", "parts above 0.05, GB"), rows
 
 
 def table_of(record: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
@@ -120,7 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="predicted against measured steps of quickstart")
     parser.add_argument("--homes", type=Path, help="a folder for the homes; left out: a temporary one")
     parser.add_argument("--by", choices=list(SIZES), default="middle", help="the size that calibrates")
+    parser.add_argument("--run", type=Path, metavar="HOME", help="the home of one run of --pipeline")
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--pipeline", default="mine")
+    parser.add_argument("-p", dest="params", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--about", default="A model of one's own")
     asked = parser.parse_args()
+    if asked.run:
+        record_run(asked.run, asked.file, asked.pipeline, asked.params, asked.about)
+        return
     with tempfile.TemporaryDirectory() as scratch:
         homes = {size: (asked.homes or Path(scratch)) / size for size in SIZES}
         for size, home in homes.items():

@@ -527,7 +527,8 @@ def write_answers(
         max_new_tokens: The longest answer, tokens; an end-of-text token ends it sooner.
         sampled_share: The share of prompts whose answer is sampled; the others are greedy. Validation is always greedy.
         temperature: Sampling temperature of the sampled answers.
-        batch_size: The most prompts answered together; bounds memory.
+        batch_size: The most prompts answered together; bounds memory. On a CPU they are fewer where keys and values of
+            so many would take more than 512 MiB.
         shard_size: Prompts of a shard, the unit of work of a worker, and the most that a kill loses.
         max_prompt_tokens: Prompts of more tokens are left out and counted.
     """

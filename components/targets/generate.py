@@ -1,8 +1,9 @@
 """Continues many prompts with a target: continuous batching over one KV cache, so that no pass computes finished rows.
 
-Up to `batch_size` rows go through the target together, one token a pass. When some have finished, waiting prompts are
-prefilled by themselves and put into the free places; when none wait, finished rows are dropped and the passes get
-smaller. The course depends only on the rows and the batch size, so the same rows always become the same bits.
+Up to `batch_size` rows go through the target together, one token a pass; on a CPU fewer where their cache would take
+more than CACHE_BYTES. When some have finished, waiting prompts are prefilled by themselves and put into free places;
+when none wait, finished rows are dropped and the passes get smaller. The course depends only on rows, batch size
+and kind of device, so the same rows always become the same bits.
 
 Each row draws from its own generator, seeded by (seed, row id), so its samples do not depend on the other rows of its
 batch. Logits of a row may still differ in the last bits with the shape of the batch; steps whose files must repeat
@@ -26,8 +27,8 @@ PREFILL_TOKENS: Final[Mapping[str, int]] = {"cuda": 8192, "cpu": 2048}
 """Most tokens of one prefill pass, padding included (a longer prompt gets its own pass): its rows have a cache of their
 own until they are put into the batch's, which on a CPU would be as large as the target."""
 CACHE_BYTES: Final[Mapping[str, int]] = {"cuda": 8 << 30, "cpu": 512 << 20}
-"""Of the cache of prompts whose lengths nobody has bounded, where one of them does not need more: with one long prompt
-among short ones, a cache of as many rows of its length would be several times the target."""
+"""Of the cache of all rows, where one of them does not need more: every place has room for the longest text, and a
+cache of 64 such rows would be several times a small target."""
 LENGTH_STEP: Final = 16  # prompts are padded to multiples of this: oneDNN compiles a bf16 kernel for every new shape
 ROW_STEP: Final = 8  # and batches shrink to multiples of this, or to 4, 2, 1
 FREE_SHARE: Final = 8
@@ -68,7 +69,7 @@ def continue_batch(
     generators: Sequence[torch.Generator] | None = None,
     stop_at_eos: bool = True,
 ) -> list[Continuation]:
-    """Generates up to `max_new_tokens` tokens for each prompt (token ids, none empty), all in one batch.
+    """Generates up to `max_new_tokens` tokens for each prompt (token ids, none empty), as many at a time as fit.
 
     temperatures: one a row, 0 is greedy; default all greedy.
     generators: one a row, needed where a temperature is not 0.
@@ -90,15 +91,19 @@ def batches_of(
 ) -> list[list[int]]:
     """Batches of at most `batch_size` prompts of like lengths, whose cache for `num_tokens` new tokens each has at most
     CACHE_BYTES. A batch is the indices of its prompts, ascending."""
-    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
     longest_first = sorted(range(len(prompt_lengths)), key=lambda row: (-prompt_lengths[row], row))
     batches = []
     while longest_first:
-        length = _padded(prompt_lengths[longest_first[0]]) + num_tokens
-        count = max(1, min(batch_size, most // length))
+        count = rows_at_once(target, _padded(prompt_lengths[longest_first[0]]) + num_tokens, batch_size)
         batches.append(sorted(longest_first[:count]))
         del longest_first[:count]
     return batches
+
+
+def rows_at_once(target: AbstractTarget, length: int, batch_size: int) -> int:
+    """How many rows of `length` tokens, at most `batch_size`, a cache of CACHE_BYTES holds; one always."""
+    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
+    return max(1, min(batch_size, most // length))
 
 
 def continue_rows(
@@ -112,7 +117,7 @@ def continue_rows(
     """Continues every row; results in the order of `requests`. At most `batch_size` rows are in the cache at a time.
 
     Waiting rows are taken in their order: sort them by length to pad little.
-    on_pass: called after every pass with the share of the work that is done, 0 .. 1.
+    on_pass: called after every pass, prefills too, with the share of the work that is done, 0 .. 1.
     """
     assert requests and all(len(request.ids) > 0 and request.limit > 0 for request in requests)
     highest = max(max(request.ids) for request in requests)
@@ -120,13 +125,14 @@ def continue_rows(
     assert all(one.generator is not None for one in requests if one.temperature > 0.0), "sampling needs generators"
     ends = set(target.shape.eos_token_ids) if stop_at_eos else set()
     batch = _Batch(target, requests, min(batch_size, len(requests)), ends)
+    told = on_pass or (lambda share: None)
     while batch.places_used or batch.waiting < len(requests):
-        batch.fill()
+        while batch.fill():
+            told(batch.share_done())
         if batch.places_used:
             batch.step()
         batch.shrink()
-        if on_pass is not None:
-            on_pass(batch.share_done())
+        told(batch.share_done())
     return [Continuation(ids, hit_eos) for ids, hit_eos in zip(batch.new, batch.hit_eos, strict=True)]
 
 
@@ -141,7 +147,10 @@ def check_vocabulary(highest: int, vocab_size: int, location: str) -> None:
 
 @dataclass
 class _Batch:
-    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place."""
+    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place.
+
+    size: the most rows; on a CPU it becomes what `rows_at_once` allows of them.
+    """
 
     target: AbstractTarget
     requests: Sequence[ContinuationRequest]
@@ -156,6 +165,8 @@ class _Batch:
 
     def __post_init__(self) -> None:
         longest = max(_padded(len(request.ids)) + request.limit for request in self.requests)
+        if self.target.device.type == "cpu":  # on a GPU many rows are what is quick, and `plan` says how many fit
+            self.size = rows_at_once(self.target, longest, self.size)
         self.cache = self.target.new_cache(self.size, longest)
         self.places = [None] * self.size
         self.new = [[] for _ in self.requests]
@@ -171,14 +182,14 @@ class _Batch:
         running = sum(len(self.new[row]) / self.requests[row].limit for row in self.places if row is not None)
         return (self.finished + running) / len(self.requests)
 
-    def fill(self) -> None:
-        """Prefill waiting prompts into the free places, once enough of these are free."""
-        while self.waiting < len(self.requests):
-            free = [place for place, row in enumerate(self.places) if row is None]
-            enough = max(1, min(self.size // FREE_SHARE, len(self.requests) - self.waiting))
-            if len(free) < enough:
-                return
+    def fill(self) -> bool:
+        """Prefill waiting prompts into free places, in one pass, if enough of these are free; returns whether."""
+        waiting = len(self.requests) - self.waiting
+        free = [place for place, row in enumerate(self.places) if row is None]
+        is_due = waiting > 0 and len(free) >= max(1, min(self.size // FREE_SHARE, waiting))
+        if is_due:
             self._prefill(free)
+        return is_due
 
     def _prefill(self, free: Sequence[int]) -> None:
         """As many waiting prompts as the free places and one pass hold."""

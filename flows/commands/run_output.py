@@ -61,8 +61,10 @@ class Display:
         kind = event["event"]
         if kind == "progress":
             self._progress(step, float(event["done"]), float(event["total"]), str(event["what"]))
-        elif kind == "start" and self.bar is not None:
-            self._task(step, "starting")
+        elif kind == "start":
+            self.last_line[step.name] = time.monotonic()
+            if self.bar is not None:
+                self._task(step, "starting")
         elif kind == "reused":
             self._end(step, "reused")
         elif kind == "done":

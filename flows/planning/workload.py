@@ -287,7 +287,7 @@ class Workload:
         if size is None:
             return _unknown_target()
         dtype = self.dtypes[self._input(stage, "target")]
-        work = self._decoding(size, dtype, rows, rows.answered, stage.settings["batch_size"])
+        work = self._decoding(size, dtype, rows, rows.answered, stage.settings["batch_size"], not self.on_gpu)
         return replace(work, disk=round(rows.tokens * STORED_BYTES_PER_TOKEN))
 
     def _write_answers_by_server(self, stage: Stage) -> Work:
@@ -421,10 +421,8 @@ class Workload:
                 prompts.longest_test or ONCE_AGAIN * prompts.prompt_tokens, size.shape.max_position_embeddings
             ),
         )
-        work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"])
-        longest, kv = rows.longest_prompt + rows.answer_tokens, size.kv_bytes * ITEMSIZE[dtype] / 2
-        most = max(CACHE_BYTES[self._device], longest * kv)
-        memory = {**work.memory, "cache": round(min(work.memory["cache"], most))}
+        work = self._decoding(size, dtype, rows, rows.test, settings["batch_size"], True)
+        longest, memory = rows.longest_prompt + rows.answer_tokens, dict(work.memory)
         memory["states"] = round(longest * size.shape.hidden_size * (1 + NUM_TAPS) * ITEMSIZE[dtype])
         ahead = self.drafts.get(self._input(stage, "draft"))
         if ahead is None:
@@ -509,14 +507,20 @@ class Workload:
             },
         )
 
-    def _decoding(self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int) -> Work:
-        """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far."""
+    def _decoding(
+        self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int, is_bounded: bool
+    ) -> Work:
+        """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far.
+
+        is_bounded: whether only as many rows are in the cache as CACHE_BYTES hold.
+        """
         itemsize, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
-        together = max(1.0, min(batch, answered))
         kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
+        longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
+        of_row = (longest_prompt + rows.answer_tokens) * kv
+        together = max(1.0, min(batch, answered, CACHE_BYTES[self._device] // of_row if is_bounded else math.inf))
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
         moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
-        longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
         at_once = max(longest_prompt, min(PREFILL_TOKENS[self._device], together * longest_prompt))
         width = WORKING_WIDTHS * max(size.shape.intermediate_size, size.shape.hidden_size)
         return Work(
@@ -527,7 +531,7 @@ class Workload:
             moved=moved,
             memory={
                 "target": size.num_params * itemsize,
-                "cache": round(together * (longest_prompt + rows.answer_tokens) * kv),
+                "cache": round(together * of_row),
                 "prompts read at once": round(at_once * (kv + width * itemsize)),
                 "logits": round(together * size.shape.vocab_size * 4),
             },

@@ -12,6 +12,7 @@ from components.bench.prompts import greedy_answers
 from components.contract import UserError
 from components.targets import generate
 from components.targets.generate import (
+    Continuation,
     ContinuationRequest,
     batches_of,
     continue_batch,
@@ -101,9 +102,29 @@ def fresh(asks: list[ContinuationRequest]) -> list[ContinuationRequest]:
     return [ask._replace(generator=row_generator(7, str(row))) for row, ask in enumerate(asks)]
 
 
+def said_alone(target: AbstractTarget) -> list[Continuation]:
+    """What every row says in a batch of its own."""
+    return [continue_rows(target, [ask], batch_size=1)[0] for ask in fresh(ASKS)]
+
+
+def test_rows_go_through_a_few_at_a_time_where_their_cache_would_be_too_large(
+    target: AbstractTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say what they say together, greedy or sampled; a row that needs more than that alone goes through too."""
+    longest = 16 + max(ask.limit for ask in ASKS)
+    each, caches = target.new_cache(1, 1).bytes_per_token(), list[int]()
+    alone, make = said_alone(target), target.new_cache
+    monkeypatch.setattr(target, "new_cache", lambda rows, length: caches.append(rows * length) or make(rows, length))
+    for places in (3, 0):
+        caches.clear()
+        monkeypatch.setattr(generate, "CACHE_BYTES", {"cpu": places * longest * each})
+        assert continue_rows(target, fresh(ASKS), batch_size=64) == alone
+        assert max(caches) == max(1, places) * longest
+
+
 def test_a_row_says_the_same_whoever_had_its_place_before(target: AbstractTarget) -> None:
     """Ragged prompts and limits over few places: every row is as it would be alone, greedy or sampled."""
-    alone = [continue_rows(target, [ask], batch_size=1)[0] for ask in fresh(ASKS)]
+    alone = said_alone(target)
     for batch_size in (2, 3, 8, 64):
         assert continue_rows(target, fresh(ASKS), batch_size=batch_size) == alone
     assert [len(one.ids) for one in alone if not one.hit_eos] == [
@@ -118,6 +139,9 @@ def test_a_prompt_of_another_tokenizer_is_refused(target: AbstractTarget) -> Non
 
 def test_work_is_done_when_the_last_row_is(target: AbstractTarget) -> None:
     shares: list[float] = []
+    continue_rows(target, fresh(ASKS[:1]), batch_size=1, on_pass=shares.append)
+    assert 0.0 < shares[0] <= 1 / ASKS[0].limit, "told when the prompt is read"
+    shares.clear()
     continue_rows(target, fresh(ASKS), batch_size=4, on_pass=shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0 and all(share < 1.0 for share in shares[:-1])
 

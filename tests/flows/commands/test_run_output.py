@@ -88,3 +88,18 @@ def test_a_part_that_is_half_done_is_not_told_as_done(file: Path, home: Path, mo
             display.on_event(plan.steps[0], {"event": "progress", "done": done, "total": total, "what": "shards"})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert ["shards: 62% of 1" in lines[0], "shards: 1 of 1" in lines[1], "shards: 58 of 120" in lines[2]] == [True] * 3
+
+
+def test_the_first_word_of_a_step_that_began_long_ago_is_not_kept_back(
+    file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("flows.commands.run_output.time.monotonic", lambda: now[0])
+    plan, _ = plan_run("garden", {}, RunOptions(file=file, device="cpu", packages=PACKAGES))
+    console = Console(file=io.StringIO(), width=200)
+    with Display(console) as display:
+        display.on_event(plan.steps[0], {"event": "start"})
+        for moment, done in ((1.0, 0.0), (60.0, 0.0), (61.0, 1.0)):
+            now[0] = moment
+            display.on_event(plan.steps[0], {"event": "progress", "done": done, "total": 9, "what": "shards"})
+    assert console.file.getvalue().splitlines() == [f"{plan.steps[0].name:<20}  shards: 0 of 9"]  # type: ignore[attr-defined]

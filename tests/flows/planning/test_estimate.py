@@ -70,7 +70,8 @@ def test_a_run_on_eight_gpus_is_counted_from_a_configuration_alone(draftsmith: C
     assert twice == 1
     assert of_one["draft"]["faults"] == ["needs 8 GPUs, and h100x1 has 1: set processes: 1 and nodes: 8"]
     *_, on_cpu = planned(draftsmith, made, tmp_path, "--on", "epyc9654")
-    assert on_cpu["acceptance"]["memory"]["cache"] == 512 << 20, "whatever the prompts are"
+    for name in ("answers", "acceptance"):
+        assert 256 << 20 < on_cpu[name]["memory"]["cache"] <= 512 << 20, "whatever the prompts are"
     assert steps["acceptance"]["memory"]["drafter"] > steps["draft"]["memory"]["weights"], (
         "as trained and to decode with"
     )
