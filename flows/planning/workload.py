@@ -7,7 +7,7 @@ already its own counts are taken, so that the same arithmetic says what was done
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -51,8 +51,10 @@ CHARACTERS_PER_TOKEN = 3
 """Of the longest test prompt that is collected: fewer than English text has."""
 NUM_TAPS = len(taps_of(FEWEST_LAYERS_OF_USUAL_TAPS))
 """Layers that a drafter reads, where its settings do not say."""
-ARMS_OF_DRAFTER = 5
-"""Ways of decoding with one drafter that have their turns, each with a cache of its own; plain decoding is one more."""
+ARMS_OF_DRAFTER = 7
+"""Ways of decoding with one drafter that have their turns, each with a cache of its own, where settings do not say."""
+MOST_AROUND = 7
+"""Depths of one drafter that are tried "around" the chosen one."""
 WORKING_WIDTHS = 4
 """Copies of the widest layer's rows that a forward pass holds at once."""
 
@@ -450,7 +452,7 @@ class Workload:
             lengths += [length + settings["tokens_per_block"] for length in settings.get("kv_lengths", ())]
             longest = min(max(lengths, default=0), size.shape.max_position_embeddings)
             rows = longest * max(settings.get("batch_sizes", (1,)), default=1)
-            arms = 1 + ARMS_OF_DRAFTER * len(drafted)
+            arms = arms_of(settings, [ahead.depth if ahead else None for ahead in drafted])
             memory |= {"drafters": sum(sizes), "caches": round(arms * rows * size.kv_bytes * ITEMSIZE[dtype] / 2)}
         return Work("budget", seconds=settings["seconds"], dtype=dtype, memory=memory)
 
@@ -586,6 +588,21 @@ def most_parts(number: int, size: TargetSize) -> int:
 def held_by_drafter(ahead: TrainingAhead, dtype: Dtype) -> int:
     """Bytes of an opened drafter: its weights as they were trained, and as it decodes with them."""
     return ahead.num_parameters * (4 + ITEMSIZE[dtype]) + ahead.frozen_bytes
+
+
+def arms_of(settings: JsonObject, trained_depths: Sequence[int | None]) -> int:
+    """Ways of decoding that take turns, plain decoding included, each of which keeps a cache of its own."""
+    of_any = len(settings.get("trees", ())) + settings.get("loaded_off", False) + settings.get("stop_rule", False)
+    depths, most = settings.get("depths", "all"), settings.get("max_depth", 0)
+    arms = 1 + len(settings.get("lookup_depths", ()))
+    for depth in trained_depths:
+        if isinstance(depths, list):
+            arms += of_any + len(depths)
+        elif depth is None:
+            arms += ARMS_OF_DRAFTER
+        else:
+            arms += of_any + (min(depth, MOST_AROUND) if depths == "around" else most or depth)
+    return arms
 
 
 def source_of(settings: JsonObject) -> str:
