@@ -125,14 +125,14 @@ def continue_rows(
     assert all(one.generator is not None for one in requests if one.temperature > 0.0), "sampling needs generators"
     ends = set(target.shape.eos_token_ids) if stop_at_eos else set()
     batch = _Batch(target, requests, min(batch_size, len(requests)), ends)
-    told = on_pass or (lambda share: None)
+    report = on_pass or (lambda share: None)
     while batch.places_used or batch.waiting < len(requests):
         while batch.fill():
-            told(batch.share_done())
+            report(batch.share_done())
         if batch.places_used:
             batch.step()
         batch.shrink()
-        told(batch.share_done())
+        report(batch.share_done())
     return [Continuation(ids, hit_eos) for ids, hit_eos in zip(batch.new, batch.hit_eos, strict=True)]
 
 
