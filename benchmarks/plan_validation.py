@@ -93,9 +93,11 @@ def compare(by: str, homes: dict[str, Path]) -> list[dict[str, Any]]:
 
 
 def beside(estimate: RunEstimate, measured: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """A row for each step: what was said of it, what it took, and the one over the other."""
+    """A row for each step that ran: what was said of it, what it took, and the one over the other."""
     rows = []
     for step in estimate.steps:
+        if step.name not in measured:
+            continue
         facts = measured[step.name]
         row: dict[str, Any] = {"step": step.name, "time_by": step.seconds_by}
         row |= {"predicted_seconds": step.seconds, "measured_seconds": facts["seconds"]}

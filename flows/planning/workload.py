@@ -475,8 +475,9 @@ class Workload:
             rows = replace(rows, train=counts.get("train", 0), validation=counts.get("validation", 0), **means)
         else:
             self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.measured)
-            rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
-            self._assume(f"prompts have {lengths.prompt_tokens:,.0f} tokens", lengths.measured)
+            if lengths.measured or not rows.prompt_tokens:
+                rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
+            self._assume(f"prompts have {rows.prompt_tokens:,.0f} tokens", lengths.measured)
         longest = min(stage.settings.get("max_prompt_tokens", math.inf), ONCE_AGAIN * rows.prompt_tokens)
         self.rows[stage.name] = replace(rows, longest_prompt=longest)
         return self.rows[stage.name]
@@ -542,7 +543,8 @@ class Workload:
     def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
         lengths, most = self._lengths_of(stage), stage.settings.get("max_prompt_characters") or 0
         longest = lengths.longest_test or most / CHARACTERS_PER_TOKEN
-        return replace(rows, prompt_tokens=lengths.prompt_tokens, longest_test=longest)
+        mean = lengths.prompt_tokens if lengths.measured or not longest else min(lengths.prompt_tokens, longest)
+        return replace(rows, prompt_tokens=mean, longest_test=longest)
 
     @property
     def _device(self) -> str:
