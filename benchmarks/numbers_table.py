@@ -535,7 +535,7 @@ def planned() -> tuple[str, str]:
 
 def own_model() -> tuple[str, str]:
     """What a plan says of memory at a user's own model, beside a run."""
-    what, head, rows = plan_validation.table_of_run(record("own-model"))
+    what, head, rows = plan_validation.table_of_run(record("own-model", timed=False))
     return what, markdown(head, rows)
 
 

@@ -302,7 +302,7 @@ class Workload:
         together = max(
             1, min(together, int(room / (size.kv_bytes * max(1.0, rows.longest_prompt + rows.answer_tokens))))
         )
-        work = self._decoding(size, "bfloat16", rows, rows.answered, together)
+        work = self._decoding(size, "bfloat16", rows, rows.answered, together, False)
         sent = round(rows.tokens * SENT_BYTES_PER_TOKEN)
         notes = (f"its server is taken to run here, on {needed} GPU{'s' * (needed > 1)}",) if self.on_gpu else ()
         memory = {f"server's {name}": part // needed for name, part in work.memory.items()}
