@@ -1,9 +1,8 @@
 """Continues many prompts with a target: continuous batching over one KV cache, so that no pass computes finished rows.
 
-Up to `batch_size` rows go through the target together, one token a pass; on a CPU fewer where their cache would take
-more than CACHE_BYTES. When some have finished, waiting prompts are prefilled by themselves and put into free places;
-when none wait, finished rows are dropped and the passes get smaller. The course depends only on rows, batch size
-and kind of device, so the same rows always become the same bits.
+Up to `batch_size` rows (on a CPU at most those that CACHE_BYTES hold) go through the target together, one token a pass.
+When some have finished, waiting prompts are prefilled by themselves and put into free places; when none wait, finished
+rows are dropped. The course depends only on rows, batch size and kind of device: the same rows become the same bits.
 
 Each row draws from its own generator, seeded by (seed, row id), so its samples do not depend on the other rows of its
 batch. Logits of a row may still differ in the last bits with the shape of the batch; steps whose files must repeat
@@ -147,10 +146,7 @@ def check_vocabulary(highest: int, vocab_size: int, location: str) -> None:
 
 @dataclass
 class _Batch:
-    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place.
-
-    size: the most rows; on a CPU it becomes what `rows_at_once` allows of them.
-    """
+    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place."""
 
     target: AbstractTarget
     requests: Sequence[ContinuationRequest]

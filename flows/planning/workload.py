@@ -51,10 +51,8 @@ CHARACTERS_PER_TOKEN = 3
 """Of the longest test prompt that is collected: fewer than English text has."""
 NUM_TAPS = len(taps_of(FEWEST_LAYERS_OF_USUAL_TAPS))
 """Layers that a drafter reads, where its settings do not say."""
-ARMS_OF_DRAFTER = 7
-"""Ways of decoding with one drafter that have their turns, each with a cache of its own, where settings do not say."""
 MOST_AROUND = 7
-"""Depths of one drafter that are tried "around" the chosen one."""
+"""Depths of one drafter that are tried "around" the chosen one, and of one whose depth is not known."""
 WORKING_WIDTHS = 4
 """Copies of the widest layer's rows that a forward pass holds at once."""
 
@@ -510,18 +508,15 @@ class Workload:
             },
         )
 
-    def _decoding(
-        self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int, is_bounded: bool
-    ) -> Work:
+    def _decoding(self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int, bound: bool) -> Work:
         """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far.
 
-        is_bounded: whether only as many rows are in the cache as CACHE_BYTES hold.
-        """
+        bound: whether only as many rows are in the cache as CACHE_BYTES hold."""
         itemsize, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
         kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
         longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
         of_row = (longest_prompt + rows.answer_tokens) * kv
-        together = max(1.0, min(batch, answered, CACHE_BYTES[self._device] // of_row if is_bounded else math.inf))
+        together = max(1.0, min(batch, answered, CACHE_BYTES[self._device] // of_row if bound else math.inf))
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
         moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
         at_once = max(longest_prompt, min(PREFILL_TOKENS[self._device], together * longest_prompt))
@@ -595,16 +590,10 @@ def held_by_drafter(ahead: TrainingAhead, dtype: Dtype) -> int:
 def arms_of(settings: JsonObject, trained_depths: Sequence[int | None]) -> int:
     """Ways of decoding that take turns, plain decoding included, each of which keeps a cache of its own."""
     of_any = len(settings.get("trees", ())) + settings.get("loaded_off", False) + settings.get("stop_rule", False)
-    depths, most = settings.get("depths", "all"), settings.get("max_depth", 0)
-    arms = 1 + len(settings.get("lookup_depths", ()))
-    for depth in trained_depths:
-        if isinstance(depths, list):
-            arms += of_any + len(depths)
-        elif depth is None:
-            arms += ARMS_OF_DRAFTER
-        else:
-            arms += of_any + (min(depth, MOST_AROUND) if depths == "around" else most or depth)
-    return arms
+    depths, most = settings.get("depths", "all"), settings.get("max_depth") or math.inf
+    around = MOST_AROUND if depths == "around" else most
+    tried = [len(depths) if isinstance(depths, list) else min(depth or MOST_AROUND, around) for depth in trained_depths]
+    return round(1 + len(settings.get("lookup_depths", ())) + sum(tried) + of_any * len(tried))
 
 
 def source_of(settings: JsonObject) -> str:
