@@ -122,7 +122,7 @@ def record_run(home: Path, file: Path, pipeline: str, params: list[str], about: 
 def table_of_run(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
     """As `table_of`, of the record of one run: memory alone, since it was taken beside other work."""
     what = (
-        f"{found['about']}. What `draftsmith plan --on here` says of memory before anything was run, beside the peak "
+        f"{found['about']}. What `plan --on here` says of memory before anything was run, beside the peak "
         f"of each step's largest process. The target's weights are {found['target'] / 1e9:.2f} GB."
     )
     rows = []
