@@ -533,6 +533,12 @@ def planned() -> tuple[str, str]:
     return what, markdown(head, rows)
 
 
+def own_model() -> tuple[str, str]:
+    """What a plan says of memory at a user's own model, beside a run."""
+    what, head, rows = plan_validation.table_of_run(record("own-model", timed=False))
+    return what, markdown(head, rows)
+
+
 def mlflow_load() -> tuple[str, str]:
     """MLflow's server asked by many."""
     found = record("mlflow-load")
@@ -699,6 +705,7 @@ def sections() -> dict[str, tuple[str, str]]:
         "opening": opened(),
         "rehearsals": rehearsed(),
         "plan-validation": planned(),
+        "own-model": own_model(),
         "answering-speed": answering_speed(),
         "datasets_at_scale": million_rows(),
         "scale-simulation": scale_simulation(),

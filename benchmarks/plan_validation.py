@@ -93,9 +93,11 @@ def compare(by: str, homes: dict[str, Path]) -> list[dict[str, Any]]:
 
 
 def beside(estimate: RunEstimate, measured: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """A row for each step: what was said of it, what it took, and the one over the other."""
+    """A row for each step that ran: what was said of it, what it took, and the one over the other."""
     rows = []
     for step in estimate.steps:
+        if step.name not in measured:
+            continue
         facts = measured[step.name]
         row: dict[str, Any] = {"step": step.name, "time_by": step.seconds_by}
         row |= {"predicted_seconds": step.seconds, "measured_seconds": facts["seconds"]}
@@ -120,7 +122,7 @@ def record_run(home: Path, file: Path, pipeline: str, params: list[str], about: 
 def table_of_run(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
     """As `table_of`, of the record of one run: memory alone, since it was taken beside other work."""
     what = (
-        f"{found['about']}: what `draftsmith plan --on here` says of memory before anything was run, beside the peak "
+        f"{found['about']}. What `plan --on here` says of memory before anything was run, beside the peak "
         f"of each step's largest process. The target's weights are {found['target'] / 1e9:.2f} GB."
     )
     rows = []

@@ -1,9 +1,8 @@
 """Continues many prompts with a target: continuous batching over one KV cache, so that no pass computes finished rows.
 
-Up to `batch_size` rows go through the target together, one token a pass; on a CPU fewer where their cache would take
-more than CACHE_BYTES. When some have finished, waiting prompts are prefilled by themselves and put into free places;
-when none wait, finished rows are dropped and the passes get smaller. The course depends only on rows, batch size
-and kind of device, so the same rows always become the same bits.
+Up to `batch_size` rows (on a CPU at most those that CACHE_BYTES hold) go through the target together, one token a pass.
+When some have finished, waiting prompts are prefilled by themselves and put into free places; when none wait, finished
+rows are dropped. The course depends only on rows, batch size and kind of device: the same rows become the same bits.
 
 Each row draws from its own generator, seeded by (seed, row id), so its samples do not depend on the other rows of its
 batch. Logits of a row may still differ in the last bits with the shape of the batch; steps whose files must repeat
@@ -125,14 +124,14 @@ def continue_rows(
     assert all(one.generator is not None for one in requests if one.temperature > 0.0), "sampling needs generators"
     ends = set(target.shape.eos_token_ids) if stop_at_eos else set()
     batch = _Batch(target, requests, min(batch_size, len(requests)), ends)
-    told = on_pass or (lambda share: None)
+    report = on_pass or (lambda share: None)
     while batch.places_used or batch.waiting < len(requests):
         while batch.fill():
-            told(batch.share_done())
+            report(batch.share_done())
         if batch.places_used:
             batch.step()
         batch.shrink()
-        told(batch.share_done())
+        report(batch.share_done())
     return [Continuation(ids, hit_eos) for ids, hit_eos in zip(batch.new, batch.hit_eos, strict=True)]
 
 
@@ -147,10 +146,7 @@ def check_vocabulary(highest: int, vocab_size: int, location: str) -> None:
 
 @dataclass
 class _Batch:
-    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place.
-
-    size: the most rows; on a CPU it becomes what `rows_at_once` allows of them.
-    """
+    """The rows in the cache. places[b]: the index in `requests` of the row in sequence b; None is a free place."""
 
     target: AbstractTarget
     requests: Sequence[ContinuationRequest]

@@ -7,7 +7,7 @@ already its own counts are taken, so that the same arithmetic says what was done
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
@@ -51,8 +51,8 @@ CHARACTERS_PER_TOKEN = 3
 """Of the longest test prompt that is collected: fewer than English text has."""
 NUM_TAPS = len(taps_of(FEWEST_LAYERS_OF_USUAL_TAPS))
 """Layers that a drafter reads, where its settings do not say."""
-ARMS_OF_DRAFTER = 5
-"""Ways of decoding with one drafter that have their turns, each with a cache of its own; plain decoding is one more."""
+MOST_AROUND = 7
+"""Depths of one drafter that are tried "around" the chosen one, and of one whose depth is not known."""
 WORKING_WIDTHS = 4
 """Copies of the widest layer's rows that a forward pass holds at once."""
 
@@ -300,7 +300,7 @@ class Workload:
         together = max(
             1, min(together, int(room / (size.kv_bytes * max(1.0, rows.longest_prompt + rows.answer_tokens))))
         )
-        work = self._decoding(size, "bfloat16", rows, rows.answered, together)
+        work = self._decoding(size, "bfloat16", rows, rows.answered, together, False)
         sent = round(rows.tokens * SENT_BYTES_PER_TOKEN)
         notes = (f"its server is taken to run here, on {needed} GPU{'s' * (needed > 1)}",) if self.on_gpu else ()
         memory = {f"server's {name}": part // needed for name, part in work.memory.items()}
@@ -450,7 +450,7 @@ class Workload:
             lengths += [length + settings["tokens_per_block"] for length in settings.get("kv_lengths", ())]
             longest = min(max(lengths, default=0), size.shape.max_position_embeddings)
             rows = longest * max(settings.get("batch_sizes", (1,)), default=1)
-            arms = 1 + ARMS_OF_DRAFTER * len(drafted)
+            arms = arms_of(settings, [ahead.depth if ahead else None for ahead in drafted])
             memory |= {"drafters": sum(sizes), "caches": round(arms * rows * size.kv_bytes * ITEMSIZE[dtype] / 2)}
         return Work("budget", seconds=settings["seconds"], dtype=dtype, memory=memory)
 
@@ -473,8 +473,9 @@ class Workload:
             rows = replace(rows, train=counts.get("train", 0), validation=counts.get("validation", 0), **means)
         else:
             self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.measured)
-            rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
-            self._assume(f"prompts have {lengths.prompt_tokens:,.0f} tokens", lengths.measured)
+            if lengths.measured or not rows.prompt_tokens:
+                rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
+            self._assume(f"prompts have {rows.prompt_tokens:,.0f} tokens", lengths.measured)
         longest = min(stage.settings.get("max_prompt_tokens", math.inf), ONCE_AGAIN * rows.prompt_tokens)
         self.rows[stage.name] = replace(rows, longest_prompt=longest)
         return self.rows[stage.name]
@@ -507,18 +508,15 @@ class Workload:
             },
         )
 
-    def _decoding(
-        self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int, is_bounded: bool
-    ) -> Work:
+    def _decoding(self, size: TargetSize, dtype: Dtype, rows: Rows, answered: float, batch: int, bound: bool) -> Work:
         """Prefills and token by token: every pass reads all weights, and of the cache what its rows have so far.
 
-        is_bounded: whether only as many rows are in the cache as CACHE_BYTES hold.
-        """
+        bound: whether only as many rows are in the cache as CACHE_BYTES hold."""
         itemsize, tokens = ITEMSIZE[dtype], answered * rows.answer_tokens
         kv, context = size.kv_bytes * itemsize / 2, rows.prompt_tokens + rows.answer_tokens / 2
         longest_prompt = max(rows.longest_prompt, rows.prompt_tokens)
         of_row = (longest_prompt + rows.answer_tokens) * kv
-        together = max(1.0, min(batch, answered, CACHE_BYTES[self._device] // of_row if is_bounded else math.inf))
+        together = max(1.0, min(batch, answered, CACHE_BYTES[self._device] // of_row if bound else math.inf))
         prefill = size.flops(answered * rows.prompt_tokens, rows.prompt_tokens / 2, answered)
         moved = tokens / together * (size.num_read(together) + size.num_in_head) * itemsize + tokens * context * kv
         at_once = max(longest_prompt, min(PREFILL_TOKENS[self._device], together * longest_prompt))
@@ -540,7 +538,8 @@ class Workload:
     def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
         lengths, most = self._lengths_of(stage), stage.settings.get("max_prompt_characters") or 0
         longest = lengths.longest_test or most / CHARACTERS_PER_TOKEN
-        return replace(rows, prompt_tokens=lengths.prompt_tokens, longest_test=longest)
+        mean = lengths.prompt_tokens if lengths.measured or not longest else min(lengths.prompt_tokens, longest)
+        return replace(rows, prompt_tokens=mean, longest_test=longest)
 
     @property
     def _device(self) -> str:
@@ -586,6 +585,15 @@ def most_parts(number: int, size: TargetSize) -> int:
 def held_by_drafter(ahead: TrainingAhead, dtype: Dtype) -> int:
     """Bytes of an opened drafter: its weights as they were trained, and as it decodes with them."""
     return ahead.num_parameters * (4 + ITEMSIZE[dtype]) + ahead.frozen_bytes
+
+
+def arms_of(settings: JsonObject, trained_depths: Sequence[int | None]) -> int:
+    """Ways of decoding that take turns, plain decoding included, each of which keeps a cache of its own."""
+    of_any = len(settings.get("trees", ())) + settings.get("loaded_off", False) + settings.get("stop_rule", False)
+    depths, most = settings.get("depths", "all"), settings.get("max_depth") or math.inf
+    around = MOST_AROUND if depths == "around" else most
+    tried = [len(depths) if isinstance(depths, list) else min(depth or MOST_AROUND, around) for depth in trained_depths]
+    return round(1 + len(settings.get("lookup_depths", ())) + sum(tried) + of_any * len(tried))
 
 
 def source_of(settings: JsonObject) -> str:

@@ -41,6 +41,7 @@ class RowLengths:
 class TrainingAhead:
     """Of one drafter. flops: of an optimiser step over a whole batch, and of drafting once at every token of a row."""
 
+    depth: int  # that it is trained for
     num_parameters: int
     weight_bytes: int
     muon_bytes: int  # of those, the matrices that Muon steps
@@ -100,6 +101,7 @@ def training_ahead(
         by_muon = sum(weight.numel() for weight in muon_matrices(draft, schedule.optimizer).values())
     share = order.shares(list(of_batch), schedule.num_ranks)[0]
     return TrainingAhead(
+        depth=draft.num_steps,
         num_parameters=size,
         weight_bytes=4 * size,
         muon_bytes=4 * by_muon,

@@ -45,7 +45,7 @@ from components.drafts.training.batches import BatchOrder
 from components.drafts.training.interrupts import Interrupted, held_back
 from components.drafts.training.loading import Loader, MicroBatches
 from components.drafts.training.losses import divisors
-from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName
+from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName, multiplies_bfloat16
 from components.drafts.training.ranks import Ranks
 from components.drafts.training.sharding import Shares, share_as, whole
 from components.files import write_whole, written_whole
@@ -96,11 +96,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
     """bfloat16 where the machine multiplies it natively (CUDA, avx512_bf16, AMX), else float32."""
     if precision != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-    if device.type == "cuda":
-        return torch.bfloat16
-    capabilities = torch.cpu.get_capabilities()
-    native = bool(capabilities.get("avx512_bf16")) or bool(capabilities.get("amx_bf16"))
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
 
 def train(

@@ -14,7 +14,10 @@ import yaml
 from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import Cli
 
+from components.bench.end_to_end.arms import depths_to_run
 from components.machine import describe_machine
+from components.outside_json import JsonObject
+from flows.planning.workload import arms_of
 from storage.artifacts.store import Store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
@@ -213,3 +216,14 @@ def _commit(
     with store.lock(key):
         store.commit(key, kind, info, record)
     return key
+
+
+def test_every_way_of_decoding_that_has_its_turns_is_counted() -> None:
+    of_cost: JsonObject = {"max_depth": 0, "trees": [4], "stop_rule": True}
+    assert arms_of(of_cost, [7, 3]) == 1 + (7 + 2) + (3 + 2)
+    assert arms_of({**of_cost, "max_depth": 2}, [7]) == 1 + 2 + 2
+    whole: JsonObject = {"depths": "around", "loaded_off": True, "lookup_depths": [4], "trees": []}
+    for trained in range(1, 12):
+        most = max(len(depths_to_run("around", [chosen], trained)) for chosen in range(1, trained + 1))
+        assert 3 + most <= arms_of(whole, [trained]) <= 4 + most
+    assert arms_of({**whole, "depths": [1, 2]}, [7]) == 3 + 2
