@@ -117,7 +117,8 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         log = (copy / "promotions.jsonl").read_text().splitlines()
         model = json.loads(log[0])["name"]
         shown = draftsmith(copy, "show", model, "--json")
-        assert shown.stderr == "" and "candidate" in json.loads(shown.stdout)["versions"][0]["aliases"]
+        versions = json.loads(shown.stdout)["versions"]  # two, where what was measured again serves something else
+        assert shown.stderr == "" and "candidate" in {alias for version in versions for alias in version["aliases"]}
         code = f"import mlflow; print(mlflow.pyfunc.load_model('models:/{model}@candidate').predict(['def add(']))"
         tracking = {**environment(copy), "MLFLOW_TRACKING_URI": f"sqlite:///{copy}/mlflow/mlflow.db"}
         served = subprocess.run([sys.executable, "-c", code], env=tracking, capture_output=True, text=True, check=False)
