@@ -80,6 +80,7 @@ def address(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        monkeypatch.setenv("RAY_worker_niceness", "0")  # at 15, its own, workers wait for the tests beside this one
         head = ("ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port))
         head += ("--ray-client-server-port", str(client_port), "--min-worker-port", "10002")
         head += ("--max-worker-port", "10101", "--include-dashboard", "false", "--num-cpus", "2", "--num-gpus", "2")
