@@ -125,7 +125,7 @@ def test_servers_that_start_at_once_migrate_one_after_the_other(database: Postgr
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=500)[0] for process in starting]
+    said = [process.communicate(timeout=1500)[0] for process in starting]
     assert [process.returncode for process in starting] == [0, 0], said
     assert all(text.endswith("started\n") for text in said), said
     assert len(database.ask("fresh", "SELECT version_num FROM alembic_version")) == 1

@@ -191,7 +191,7 @@ def test_a_cluster_that_is_there_carries_the_shards_and_stays(
     address: str, cluster: str, weed: Callable[..., subprocess.Popen[str]], store: Store
 ) -> None:
     process = weed(5, 0.0, address=address)
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, said
     assert beds(store) == {f"bed-{number}.txt": f"{number} of 5\n" for number in range(1, 6)}
     assert store.record_of(store.keys()[0])["record"]["runs_on"] == f"{cluster}, {address}"
@@ -210,7 +210,7 @@ def test_a_server_that_rays_head_loses_at_the_first_knock_costs_a_second_knock(
     lost = server_of_the_head(process, unlike=0)
     lost.kill()
     server_of_the_head(process, unlike=lost.pid)
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, said
 
 
@@ -220,13 +220,13 @@ def test_a_shard_sees_the_gpus_that_are_set_aside_for_it(
 ) -> None:
     """The cluster says that it has two; no shard of this step uses one."""
     process = weed(5, 0.0, address=address, gpus_per_shard=1)
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, said
     (key,) = store.keys()
     seen = [file.read_text() for file in store.path_of(key).glob("bed-*.gpus")]
     assert len(seen) == 5 and {*seen} <= {"0", "1"}
     process = weed(6, 0.0, address=address, gpus_per_shard=3)
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 2
     assert "gpus_per_shard: 3, and no machine of the cluster has more than 2 GPUs; set gpus_per_shard" in said
 
@@ -250,7 +250,7 @@ def test_a_worker_killed_half_way_costs_nothing(
     worker = psutil.Process(worker_of_a_bed(store, process))
     assert worker.nice() == psutil.Process(process.pid).nice(), "it waits for nothing else that the machine does"
     worker.kill()
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, said
     assert beds(store) == {f"bed-{number}.txt": f"{number} of 12\n" for number in range(1, 13)}
     assert store.record_of(store.keys()[0])["record"]["runs_on"] == f"{cluster}, 2 workers here"
@@ -260,14 +260,14 @@ def test_a_shard_that_kills_its_workers_is_told_in_one_line_and_the_rest_is_kept
     weed: Callable[..., subprocess.Popen[str]], store: Store, cluster: str
 ) -> None:
     process = weed(3, 0.0, "die")
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 1, said
     assert len([line for line in said.splitlines() if f"shard 3 of 3 on {cluster}: " in line]) == 1, said
     assert "Traceback" not in said
     kept = {file.name: file.stat().st_mtime_ns for file in (store.home / "partial").glob("*/bed-*")}
     assert sorted(kept) == ["bed-1.txt", "bed-2.txt"]
     process = weed(3, 0.0, "die")
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, said
     (key,) = store.keys()
     assert {name: (store.path_of(key) / name).stat().st_mtime_ns for name in kept} == kept
@@ -275,7 +275,7 @@ def test_a_shard_that_kills_its_workers_is_told_in_one_line_and_the_rest_is_kept
 
 def test_a_wrong_input_found_by_a_worker_costs_one_line(weed: Callable[..., subprocess.Popen[str]]) -> None:
     process = weed(3, 0.0, "wrong")
-    said, _ = process.communicate(timeout=600)
+    said, _ = process.communicate(timeout=1500)
     assert process.returncode == 2, said
     assert "step 'only': no spade: buy one (docs: first-pipeline)" in said.splitlines()
     assert "Traceback" not in said

@@ -38,7 +38,7 @@ Work = Callable[[Path, int, Sequence[Path]], None]
 
 
 def racer(together: Barrier, work: Work, home: Path, number: int, paths: Sequence[Path]) -> None:
-    together.wait(timeout=300)
+    together.wait(timeout=1500)
     work(home, number, paths)
 
 
@@ -49,7 +49,7 @@ def all_at_once(work: Work, home: Path, paths: Sequence[Path] = ()) -> None:
     for process in racers:
         process.start()
     for process in racers:
-        process.join(timeout=500)
+        process.join(timeout=1500)
     assert [process.exitcode for process in racers] == [0] * NUM_PROCESSES
 
 
@@ -86,7 +86,7 @@ def killed_while_making(home: Path, at: str) -> None:
     """A process that dies at this moment of the database's making."""
     child = SERVER.Process(target=dies, args=(home, at))
     child.start()
-    child.join(timeout=500)
+    child.join(timeout=1500)
     assert child.exitcode == -signal.SIGKILL
 
 
