@@ -282,7 +282,7 @@ def test_the_slurm_script_starts_the_run_that_it_is_given(tmp_path: Path) -> Non
     srun.chmod(0o755)
     program.write_text("#!/bin/sh\nuntil [ -e others ]; do sleep 0.1; done\n")
     env |= {"PATH": f"{tmp_path}:{env['PATH']}", "SLURM_JOB_NUM_NODES": "3", "SLURM_CPUS_PER_TASK": "8"}
-    subprocess.run(command, env=env, check=True, timeout=60)
+    subprocess.run(command, env=env, check=True, timeout=600)
     place, *given = (tmp_path / "others").read_text().split()
     assert place.endswith(":29400") and given == [
         *("--relative=1", "--nodes=2", "--ntasks=2", "--cpus-per-task=8"),

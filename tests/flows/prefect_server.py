@@ -71,7 +71,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """Stop a process and its group; the one that does not listen is killed: what a test asks is asserted before."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

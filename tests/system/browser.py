@@ -70,14 +70,14 @@ class Browser:
             self.screenshot(self.folder / "at-failure.png")
         self.socket.close()
         self.process.terminate()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol and its answer."""
         self.number += 1
         self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
         while True:
-            answer = json.loads(self.socket.recv(timeout=120))
+            answer = json.loads(self.socket.recv(timeout=300))
             if answer.get("id") == self.number:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return dict(answer["result"])

@@ -117,7 +117,7 @@ class ServedHome:
         file = self.home.parent / "toys.yaml"
         file.write_text(text, encoding="utf-8")
         command = [sys.executable, "-c", DEPLOY, str(file), str(self.home)]
-        subprocess.run(command, env=self.environment, check=True, timeout=200)
+        subprocess.run(command, env=self.environment, check=True, timeout=900)
 
     def trigger(self, pipeline: str, parameters: Mapping[str, Any]) -> str:
         """Start a run as the UI does; its id."""
@@ -188,7 +188,7 @@ def served_home(folder: Path) -> Iterator[ServedHome]:
         assert done.returncode == 0, done.stdout + done.stderr
         yield place
     finally:
-        place.draftsmith("down", timeout_s=120)
+        place.draftsmith("down", timeout_s=600)
         left = processes_of_home(place.home)
         for process in left:
             process.kill()

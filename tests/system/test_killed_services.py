@@ -77,7 +77,7 @@ def trial(place: ServedHome, victim: str, after_s: float, steps: int) -> dict[st
 
 
 @pytest.mark.system
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_killed_server_or_worker_costs_no_run(place: ServedHome, seed: int) -> None:
     rng = random.Random(seed)
@@ -85,7 +85,7 @@ def test_a_killed_server_or_worker_costs_no_run(place: ServedHome, seed: int) ->
 
 
 @pytest.mark.system
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_killed_with_its_worker_is_marked_and_its_retry_goes_on(place: ServedHome) -> None:
     run = place.trigger("garden", {"steps": 60})
     until_grown(place, run, 60, lines=20)
@@ -108,7 +108,7 @@ def test_a_run_killed_with_its_worker_is_marked_and_its_retry_goes_on(place: Ser
 
 
 @pytest.mark.system
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_that_outlived_its_worker_can_still_be_cancelled(place: ServedHome) -> None:
     run = place.trigger("garden", {"steps": 900})
     until_grown(place, run, 900, lines=3)
@@ -124,7 +124,7 @@ def test_a_run_that_outlived_its_worker_can_still_be_cancelled(place: ServedHome
 
 
 @pytest.mark.system
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_whose_worker_died_before_it_began_is_scheduled_again(place: ServedHome) -> None:
     deployment = next(one for one in place.api.post("/deployments/filter", {}) if one["name"] == "garden")
     made = {"parameters": {"steps": 5}, "state": {"type": "PENDING", "name": "Pending"}}

@@ -67,7 +67,7 @@ def run_as(user: Path, place: ServedHome, num_train: int) -> subprocess.Complete
         cwd=user,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1500,
         check=False,
     )
 

@@ -263,7 +263,7 @@ def test_a_temporary_folder_with_a_long_path_is_no_obstacle(
     far.mkdir()
     monkeypatch.setenv("TMPDIR", str(far))
     process = start(ENGINE_ALONE, "garden", pipelines(GARDEN.text))
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert len(store.keys()) == 8
 

@@ -156,7 +156,7 @@ def test_a_run_that_cannot_be_planned_or_is_ended_from_outside_is_in_the_history
         pids = found[0].read_text().split()
         found[0].unlink()
         process.send_signal(signum)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         assert all(gone(int(pid)) for pid in pids)
         assert ended(store)[2:] == [("killed", "interrupted")], "who is interrupted says so, who is killed cannot"
     assert draftsmith("run", "slow", "--direct", "--to", "soil", "-f", file)[0] == 0

@@ -75,7 +75,7 @@ def asked(server: TemporaryServer, path: str, *, knows: bool, method: str = "POS
         return error.code
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_it_asks_for_the_password_that_only_its_run_knows(server: TemporaryServer) -> None:
     for path in ("/work_pools/", "/flows/", "/deployments/"):
         assert asked(server, path, knows=False) == 401
@@ -83,7 +83,7 @@ def test_it_asks_for_the_password_that_only_its_run_knows(server: TemporaryServe
     assert asked(server, "/admin/version", knows=False, method="GET") == 401
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_it_is_called_by_its_own_name_and_from_its_own_pages_alone(server: TemporaryServer) -> None:
     for knows in (True, False):
         assert asked(server, "/work_pools/", knows=knows, Host="evil.example:80") == 400
@@ -91,7 +91,7 @@ def test_it_is_called_by_its_own_name_and_from_its_own_pages_alone(server: Tempo
         assert asked(server, "/admin/version", knows=knows, method="GET", Host="evil.example") == 400
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_page_from_elsewhere_is_not_told_that_it_may_ask(server: TemporaryServer) -> None:
     preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     assert asked(server, "/work_pools/", knows=False, method="OPTIONS", **preflight) in (400, 401, 403)

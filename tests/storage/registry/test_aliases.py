@@ -278,7 +278,7 @@ def mlflow_page(home: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=600)
 
 
 @pytest.mark.system
