@@ -192,7 +192,6 @@ SOAK = {
     "soak-data-files": ("damaged data files", "num_files"),
     "soak-clocks": ("jumps of the clock", "jumps"),
     "soak-vanishing-store": ("a shared store that goes away and comes back", "outages"),
-    "soak-thirty-nights": ("a month of nights on one home, with everything that goes wrong in one", "nights"),
 }
 """Record of a campaign -> what it does, and the field that counts its cases."""
 
