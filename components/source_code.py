@@ -20,7 +20,8 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -84,20 +85,28 @@ def syntax_tree(source: str | bytes, name: str = "<unknown>") -> ast.Module:
                 gc.enable()
 
 
-def import_to_stay(*names: str) -> None:
-    """Import modules for as long as this process lives: no garbage is looked for meanwhile, nor among them afterwards.
+@contextmanager
+def objects_that_stay() -> Iterator[None]:
+    """What is made while this lasts stays as long as the process: no garbage is looked for meanwhile, nor among it
+    afterwards.
 
     torch and transformers make a million objects. Looking through these again and again takes a sixth of the time of
     importing them, and a third of a second in every full collection after that.
     """
     gc.disable()
     try:
-        for name in names:
-            importlib.import_module(name)
+        yield
     finally:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # libraries complain of what the interpreter does not free at its end
+
+
+def import_to_stay(*names: str) -> None:
+    """Import modules for as long as this process lives."""
+    with objects_that_stay():
+        for name in names:
+            importlib.import_module(name)
 
 
 def allow_code(models: Iterable[str]) -> None:

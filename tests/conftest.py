@@ -10,8 +10,6 @@ workers still have something to do.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -20,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from components.source_code import objects_that_stay
 
 settings.register_profile("repeatable", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=500)
@@ -55,13 +55,8 @@ def pytest_collection() -> Generator[None, object, object]:
     """Load all tests, and all that they import, without looking for garbage, and never look for any among it: where
     Python looked through all libraries at once, every measurement that begins with a clean memory took a second.
     """
-    gc.disable()
-    try:
+    with objects_that_stay():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-        atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -90,19 +90,20 @@ def batches_of(
 ) -> list[list[int]]:
     """Batches of at most `batch_size` prompts of like lengths, whose cache for `num_tokens` new tokens each has at most
     CACHE_BYTES. A batch is the indices of its prompts, ascending."""
+    most = cache_tokens(target)
     longest_first = sorted(range(len(prompt_lengths)), key=lambda row: (-prompt_lengths[row], row))
     batches = []
     while longest_first:
-        count = rows_at_once(target, _padded(prompt_lengths[longest_first[0]]) + num_tokens, batch_size)
+        length = _padded(prompt_lengths[longest_first[0]]) + num_tokens
+        count = max(1, min(batch_size, most // length))
         batches.append(sorted(longest_first[:count]))
         del longest_first[:count]
     return batches
 
 
-def rows_at_once(target: AbstractTarget, length: int, batch_size: int) -> int:
-    """How many rows of `length` tokens, at most `batch_size`, a cache of CACHE_BYTES holds; one always."""
-    most = CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
-    return max(1, min(batch_size, most // length))
+def cache_tokens(target: AbstractTarget) -> int:
+    """How many tokens a cache of CACHE_BYTES holds, over all its rows."""
+    return CACHE_BYTES[target.device.type] // target.new_cache(1, 1).bytes_per_token()
 
 
 def continue_rows(
@@ -162,7 +163,7 @@ class _Batch:
     def __post_init__(self) -> None:
         longest = max(_padded(len(request.ids)) + request.limit for request in self.requests)
         if self.target.device.type == "cpu":  # on a GPU many rows are what is quick, and `plan` says how many fit
-            self.size = rows_at_once(self.target, longest, self.size)
+            self.size = max(1, min(self.size, cache_tokens(self.target) // longest))
         self.cache = self.target.new_cache(self.size, longest)
         self.places = [None] * self.size
         self.new = [[] for _ in self.requests]

@@ -29,7 +29,7 @@ from components.report.board import (
 )
 from components.report.charts.vega import javascript
 from components.report.pages.dashboard import write_dashboard
-from flows.services.client import running
+from flows.services.client import NEWER_PAGES, running
 from storage import collect, journal
 from storage.history.query import Parameters, RunQuery, as_records, ask_named_query, open_history
 from storage.history.records import now
@@ -101,7 +101,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
     with open_history(home, all_sessions=True) as run:
         choices = _choices(_rows(run, CHOICES, since), names, moves)
     services = running(home)
-    prefect = None if services is None else "/v2" if reports.startswith("/") else services.prefect_pages
+    prefect = None if services is None else NEWER_PAGES if reports.startswith("/") else services.prefect_pages
     return Board(
         home=str(home),
         made_at=at,

@@ -31,6 +31,7 @@ from components.outside_json import read_object
 
 TIMEOUT_S = 10.0
 TOKEN_LASTS_S = 1800.0  # Prefect's own tokens last an hour
+NEWER_PAGES = "/v2"  # where Prefect's server has its newer pages, which show the cards of a run
 BUSY = 503  # Prefect's answer while another request holds its SQLite database; nothing was changed
 
 
@@ -177,8 +178,8 @@ class Services:
 
     @property
     def prefect_pages(self) -> str:
-        """Prefect's pages as people reach them: the newer ones, which have the cards of a run."""
-        return f"{self.pages}/v2"
+        """Prefect's newer pages as people reach them."""
+        return self.pages + NEWER_PAGES
 
     @property
     def mlflow_pages(self) -> str:
