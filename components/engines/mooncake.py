@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from components.contract import UserError
 from components.engines.requests import RetryableError
 from components.engines.server_address import MooncakeAddress
-from components.files import digest_of_json
 from components.outside_json import JsonObject
 
 MISSING: Final = (
@@ -70,8 +69,8 @@ class MooncakeReader:
             ) from error
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="mooncake")
 
-    async def fetch(self, transfer: JsonObject, folder: Path, wait_s: float) -> Path:
-        """Bring an object that a reply names into a file of this folder, and remove it from the store.
+    async def fetch(self, transfer: JsonObject, file: Path, wait_s: float) -> None:
+        """Bring an object that a reply names into this file, and remove it from the store.
 
         Raises:
             UserError: the reply is none of a server with Mooncake's connector.
@@ -82,13 +81,11 @@ class MooncakeReader:
             raise UserError(
                 "mooncake: the server hands out files; start vLLM with its Mooncake connector, or leave `mooncake` out"
             )
-        file = folder / f"mooncake-{digest_of_json(handle)[:32]}.safetensors"
         loop, began = asyncio.get_running_loop(), time.monotonic()
         while not await loop.run_in_executor(self._threads, self._take, transfer, file):
             if time.monotonic() - began > wait_s:
                 await loop.run_in_executor(self._threads, self._remove, handle)
                 raise RetryableError(f"mooncake: {handle} did not come within {wait_s:g} s; the server's log says why")
-        return file
 
     def _take(self, transfer: JsonObject, file: Path) -> bool:
         """Write an object's file, and remove the object; False where it has not come yet."""

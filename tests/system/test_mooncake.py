@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,11 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from served_home import free_port
 
 from components.contract import Conversations, Features, Target, UserError
 from components.data import collect_prompts, features_from_server, record_features, write_answers
 from components.drafts import train_draft
+from components.engines import mooncake
 from components.engines.server_address import MooncakeAddress
 from components.targets import load_target
 from tests.components.data.answering_server import answering
@@ -166,8 +170,19 @@ def settings_of(server: MooncakeServer, master: str, **more: Any) -> dict[str, A
     return {**settings, "mooncake": MooncakeAddress(master=master, local_hostname="127.0.0.1"), **more}
 
 
+def save_and_die(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    save_file(tensors, file)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_what_comes_by_mooncake_is_what_is_recorded_here_also_after_a_fault_and_a_kill(
-    server: MooncakeServer, master: str, target: Target, answers: Conversations, recorded: Features, tmp_path: Path
+    server: MooncakeServer,
+    master: str,
+    target: Target,
+    answers: Conversations,
+    recorded: Features,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server.failing = {2}
     settings, out = settings_of(server, master), tmp_path / "out"
@@ -175,9 +190,14 @@ def test_what_comes_by_mooncake_is_what_is_recorded_here_also_after_a_fault_and_
     server.settle()
     asked = server.answered.total()
     assert 7 <= asked <= 8 + 2 * FLIGHT
+    with monkeypatch.context() as patch:
+        patch.setattr(mooncake, "save_file", save_and_die)
+        assert run_killed(lambda ctx: features_from_server(target, answers, **settings, ctx=ctx), out, after=100)
+    server.settle()
+    assert [file for file in server.folder.iterdir() if not file.name.endswith(".safetensors")], "a file not kept yet"
     made = features_from_server(target, answers, **settings, ctx=context(out))
     assert files_of(made.path) == files_of(recorded.path) and made.info == recorded.info
-    assert server.answered.total() <= 16 + 1 + 2 * FLIGHT, "what had come is not asked for again"
+    assert server.answered.total() <= 16 + 1 + 4 * FLIGHT, "what had come is not asked for again"
     assert list(server.folder.iterdir()) == []
 
 

@@ -98,7 +98,8 @@ class StatesClient:
     async def _attempt(self, client: httpx.AsyncClient, model: str, row_id: str, ids: Tensor) -> None:
         reply = await ask_for_states(client, self.server, model, ids.tolist(), self.shape, self.patience)
         if self.mooncake is not None:
-            file = await self.mooncake.fetch(reply.transfer, self.folder, self.patience.timeout_s)
+            file = self.file_of(row_id).with_suffix(".coming")  # what a kill leaves, the next attempt writes over
+            await self.mooncake.fetch(reply.transfer, file, self.patience.timeout_s)
         else:
             file = await fetch_file(self.server, reply.transfer, self.folder, self.patience.timeout_s)
         try:
