@@ -5,6 +5,7 @@ Every case runs in a process of its own, one after the other, under bfloat16 aut
 from the first step on, and is no timing; seconds are printed for orientation alone.
 
     python -m benchmarks.training_memory [--shape 8b] [--cases ours:2048 theirs:2048 recompute:4096 before:1024]
+        [--float32-products]
 """
 
 from __future__ import annotations
@@ -101,14 +102,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="on cuda ours alone can be measured")
+    parser.add_argument(
+        "--float32-products",
+        action="store_true",
+        help="of bfloat16, where the processor has none: ours and before alone",
+    )
     asked = parser.parse_args()
+    if asked.float32_products:
+        asked.cases = [case for case in asked.cases if case[0] != "theirs"]
     if asked.device == "cuda":
         asked.cases = [case for case in asked.cases if case[0] in ("ours", "recompute")]
     common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
-    common["device"] = asked.device
+    common |= {"device": asked.device, "float32_products": asked.float32_products}
     name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
     rows: list[dict[str, Any]] = []
     numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "optimizer": asked.optimizer}
+    numbers["float32_products"] = asked.float32_products
     for side, tokens in asked.cases:
         answer = measure(side, {**common, "tokens": tokens})
         row = {"side": side, "tokens": tokens, **answer}

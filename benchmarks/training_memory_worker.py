@@ -3,6 +3,9 @@
     python -m benchmarks.training_memory_worker '{"shape": {...}, "tokens": 2048, "recompute": false, "estimate": true}'
 
 It also runs in a checkout of an earlier commit, so it uses nothing newer than it must.
+
+"float32_products": a processor without instructions for bfloat16 takes hours for a step of the largest shape. What is
+multiplied is then made float32 a slice at a time: the same tensors exist, and slices of some 50 MB beside them.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import json
 import resource
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.eagle3_sample import FrozenParts
 from components.drafts.interface import Batch
@@ -28,6 +33,57 @@ try:
     from components.drafts.training.optimizer import Optimizer
 except ImportError:  # earlier commits
     from components.drafts.training.loop import Optimizer  # type: ignore[no-redef, attr-defined]
+
+
+SLICE = 1 << 22
+"""Numbers of a slice. Two, and their product, exist at once: some 50 MB."""
+ATEN = torch.ops.aten
+FLASH, FLASH_BACKWARD = (
+    ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+
+
+class Float32Products(TorchDispatchMode):
+    """Multiplies bfloat16 in float32, a slice at a time, and rounds the product."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        if not any(isinstance(part, Tensor) and part.dtype == torch.bfloat16 for part in args):
+            return func(*args, **kwargs)
+        if func is ATEN.mm.default:
+            return product(*args)
+        if func is ATEN.bmm.default:
+            return torch.stack([product(a, b) for a, b in zip(*args, strict=True)])
+        if func in (FLASH, FLASH_BACKWARD):
+            return by_heads(func, args, kwargs)
+        assert not {"mm", "bmm", "addmm", "baddbmm", "_fused"} & set(str(func).split(".")), f"{func} is not sliced"
+        return func(*args, **kwargs)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] b [K, N] -> [M, N]."""
+    out = torch.empty(len(a), b.shape[1], dtype=a.dtype)
+    step = max(1, SLICE // len(b))
+    for column in range(0, b.shape[1], step):
+        right = b[:, column : column + step].float()
+        for row in range(0, len(a), step):
+            out[row : row + step, column : column + step] = a[row : row + step].float() @ right
+    return out
+
+
+def by_heads(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, ...]:
+    """An attention kernel [B, G, T, D], or its gradients, head by head."""
+    found: list[tuple[Tensor, ...]] = []
+    mask = kwargs.get("attn_mask")
+    more = {**kwargs, "attn_mask": None if mask is None else mask.float()}
+    for head in range(args[0].shape[1]):
+        one = [part[:, head : head + 1].float() if isinstance(part, Tensor) else part for part in args]
+        parts = func(*one, **more)
+        # The log-sum-exp, float32 [B, G, T], is all that is not rounded.
+        found.append(tuple(part.to(args[0].dtype) if part.dim() == 4 else part for part in parts))
+    return tuple(torch.cat(parts, 1) for parts in zip(*found, strict=True))
 
 
 class Parts(FrozenParts):
@@ -83,6 +139,7 @@ def main() -> None:
     draft = build(shape, case.get("window", 0), device)
     schedule = Schedule(1, 1e-4, 0.0, 0.01, 1.0, 1, 1, "bfloat16", case["optimizer"], 1.0)
     answer: dict[str, Any] = {}
+    products = Float32Products() if case.get("float32_products") else nullcontext()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
@@ -92,7 +149,8 @@ def main() -> None:
         from components.drafts.training.memory import Sizes, peak_of
 
         schedule = replace(schedule, recompute=case["recompute"])
-        estimate = peak_of(draft, Sizes(num_tokens, num_tokens), schedule, device)
+        with products:
+            estimate = peak_of(draft, Sizes(num_tokens, num_tokens), schedule, device)
         answer = {"parts": asdict(estimate), "estimated_bytes": estimate.total}
     with device:
         batch = batch_of(shape, num_tokens)
@@ -100,13 +158,14 @@ def main() -> None:
     optimizer.update(sum(weight.sum() for weight in draft.parameters()) * 0.0, 0.0, clip_norm=1.0)  # makes the moments
     held, start = held_by(device), time.perf_counter()
     draft.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, dtype=torch.bfloat16), ExitStack() as settings:
+    with products, torch.autocast(device.type, dtype=torch.bfloat16), ExitStack() as settings:
         if case["recompute"]:
             from components.drafts.network.recompute import recomputing_blocks
 
             settings.enter_context(recomputing_blocks(True))
         result = draft.losses(batch)
-    optimizer.update(result.loss, 1e-4, clip_norm=1.0)
+    with products:
+        optimizer.update(result.loss, 1e-4, clip_norm=1.0)
     loss = float(result.loss.detach())  # waits for the device
     seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else status("VmHWM")

@@ -45,11 +45,12 @@ from components.drafts.training.batches import BatchOrder
 from components.drafts.training.interrupts import Interrupted, held_back
 from components.drafts.training.loading import Loader, MicroBatches
 from components.drafts.training.losses import divisors
-from components.drafts.training.optimizer import MUON_STATE, Optimizer, OptimizerName, multiplies_bfloat16
+from components.drafts.training.optimizer import Optimizer, OptimizerName
 from components.drafts.training.ranks import Ranks
 from components.drafts.training.sharding import Shares, share_as, whole
 from components.files import write_whole, written_whole
 from components.targets.interface import AbstractTarget
+from components.targets.pretraining.muon import MUON_STATE, multiplies_bfloat16
 from components.tensor_files import read_tensors
 
 Precision = Literal["auto", "float32", "bfloat16"]

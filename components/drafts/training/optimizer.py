@@ -16,7 +16,6 @@ the new weights to the others; AdamW's is cheap and done by each. All end with t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -27,10 +26,10 @@ from torch.distributed.tensor import DTensor
 from components.drafts.interface import AbstractDraft
 from components.drafts.training.ranks import Ranks, shared_out
 from components.drafts.training.sharding import share_as, whole
+from components.targets.pretraining.muon import MUON_STATE, make_muon
 
 OptimizerName = Literal["muon", "adamw"]
 BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
-MUON_STATE = "momentum_buffer"
 
 
 class Optimizer:
@@ -58,8 +57,7 @@ class Optimizer:
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
             groups = self._groups(matrices, weight_decay, muon_lr_scale)
-            muon = torch.optim.Muon if multiplies_bfloat16(matrices[0].device) else Float32Muon
-            self._parts.append(muon(groups, weight_decay=weight_decay))
+            self._parts.append(make_muon(groups, matrices[0].device, weight_decay=weight_decay))
         if others:
             groups = self._groups(others, weight_decay, 1.0)
             # One pass over weights, gradients and moments; written as a list of operations it takes a dozen.
@@ -127,39 +125,6 @@ class Optimizer:
         if isinstance(part, torch.optim.AdamW):
             state["step"] = torch.tensor(float(step), device=parameter.device)
         part.state[parameter] = state
-
-
-class Float32Muon(torch.optim.Muon):
-    """torch's Muon in float32: products of bfloat16 take 50 times as long where a processor has none (AVX2)."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step every matrix that has a gradient."""
-        for group in self.param_groups:
-            momentum, rate = group["momentum"], group["lr"]
-            for matrix in (one for one in group["params"] if one.grad is not None):
-                mean: Tensor = self.state[matrix].setdefault(MUON_STATE, torch.zeros_like(matrix.grad))
-                update = matrix.grad.lerp(mean.lerp_(matrix.grad, 1 - momentum), momentum)
-                matrix.mul_(1 - rate * group["weight_decay"])
-                update = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                matrix.add_(update, alpha=-rate * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])))
-
-
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], num_steps: int, eps: float) -> Tensor:
-    """Nearly the nearest orthogonal matrix, by iterations of Newton and Schulz with these coefficients of a quintic."""
-    of_one, of_gram, of_square = coefficients
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.t() if is_tall else matrix) / matrix.norm().clamp(min=eps)
-    for _ in range(num_steps):
-        gram = x @ x.t()
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=of_gram, alpha=of_square), x, beta=of_one)
-    return x.t() if is_tall else x
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether it multiplies bfloat16 natively: CUDA, avx512_bf16, AMX."""
-    capabilities = torch.cpu.get_capabilities()
-    return device.type == "cuda" or bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def muon_matrices(draft: AbstractDraft, name: OptimizerName) -> dict[str, nn.Parameter]:

@@ -22,6 +22,7 @@ from components.files import written_whole
 from components.outside_json import JsonObject
 from components.targets.config import facts_of
 from components.targets.pretraining.llama import LlamaShape, save_model
+from components.targets.pretraining.muon import multiplies_bfloat16
 from components.targets.pretraining.plan import TrainingPlan, pack_documents, read_documents
 from components.targets.pretraining.quality import held_out_windows, measure_quality
 from components.targets.pretraining.tokenizer import (
@@ -73,7 +74,6 @@ def pretrain_target(
     ctx: Context,
 ) -> Target:
     """The step `targets.pretrain_target`; its settings are explained in components/targets/steps.py."""
-    fast_bfloat16 = ctx.device != "cpu" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
     plan = TrainingPlan(
         shape=LlamaShape(
             vocab_size=vocab_size,
@@ -99,7 +99,7 @@ def pretrain_target(
         unlikelihood_every=unlikelihood_every,
         num_processes=num_processes if ctx.device == "cpu" else 1,
         compile_layers=compile_layers,
-        dtype="bfloat16" if fast_bfloat16 else "float32",
+        dtype="bfloat16" if multiplies_bfloat16(torch.device(ctx.device)) else "float32",
         microbatch_tokens=TrainingPlan.microbatch_tokens if ctx.device == "cpu" else tokens_per_step,
         device=ctx.device,
         seed=ctx.seed,

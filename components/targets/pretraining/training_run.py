@@ -49,6 +49,7 @@ from components.contract import UserError
 from components.files import written_whole
 from components.outside_json import JsonObject
 from components.targets.pretraining.llama import LeanLlama, initial_weights, llama_config
+from components.targets.pretraining.muon import make_muon
 from components.targets.pretraining.plan import TokenWindows, TrainingPlan, plan_from_json
 from components.targets.pretraining.quality import held_out_loss
 from components.targets.pretraining.tokenizer import EOS_ID, PAD_ID
@@ -149,7 +150,7 @@ class TrainingRun:
         vectors = [weight for weight in self.weights.values() if weight.ndim == 1]
         embedding = self.weights["model.embed_tokens.weight"]
         self.optimisers: dict[str, torch.optim.Optimizer] = {
-            "muon": torch.optim.Muon(matrices, lr=plan.matrix_lr, weight_decay=plan.weight_decay, momentum=0.95),
+            "muon": make_muon(matrices, self.device, lr=plan.matrix_lr, weight_decay=plan.weight_decay, momentum=0.95),
             "adamw": torch.optim.AdamW(
                 [{"params": [embedding], "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
                 lr=plan.vector_lr,
