@@ -33,7 +33,7 @@ AT_MOST = {
 }
 AT_LEAST = {"file lines p50": 170, "signatures typed %": 99, "tests of the same name %": 90}
 NOT_YET: dict[str, float] = {
-    "files": 374,
+    "files": 375,
     "lines": 83_650,
     "files with one user": 100,
 }
