@@ -1,4 +1,4 @@
-"""Runs on a real Prefect server and worker: from the form, by the clock, after others, twenty at once, cancelled."""
+"""Runs on a real Prefect server and worker: from the form, by the clock, after others, eight at once, cancelled."""
 
 from __future__ import annotations
 
@@ -255,13 +255,13 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
     assert any('"alias": "champion"' in line and "approved in the Prefect UI" in line for line in log)
 
 
-def test_twenty_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
-    runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(20)]]
-    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 20}, [
+def test_eight_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:
+    runs = [stand.wait(identity, timeout_s=900) for identity in [stand.start("many") for _ in range(8)]]
+    assert Counter(run["state"]["name"] for run in runs) == {"Completed": 8}, [
         run["state"]["message"] for run in runs if run["state"]["name"] != "Completed"
     ]
     made = [path for path in (stand.home / "store").rglob("artifact.json") if 'num_steps": 5' in path.read_text()]
-    assert len(made) == 1, "one of them made it, nineteen reused it"
+    assert len(made) == 1, "one of them made it, seven reused it"
     deadline = time.monotonic() + 300
     while not any(run["parameters"] == {"num_rows": 7} for run in stand.runs_of("follower")):
         assert time.monotonic() < deadline, "nothing came after"
