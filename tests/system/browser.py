@@ -92,7 +92,7 @@ class Browser:
         self.send("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
-    def open_when_up(self, url: str, timeout_s: float = 120.0) -> None:
+    def open_when_up(self, url: str, timeout_s: float = 300.0) -> None:
         """Go to a page of a server that is still starting."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -118,7 +118,7 @@ class Browser:
         """All text that can be seen."""
         return str(self.ask("document.body ? document.body.innerText : ''"))
 
-    def wait_for(self, condition: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, condition: str, timeout_s: float = 300.0) -> None:
         """Return when a JavaScript condition holds."""
         deadline = time.monotonic() + timeout_s
         while not self.ask(f"Boolean({condition})"):
@@ -127,11 +127,11 @@ class Browser:
             )
             time.sleep(0.2)
 
-    def wait_for_text(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_for_text(self, text: str, timeout_s: float = 300.0) -> None:
         """Return when a text can be read."""
         self.wait_for(f"document.body && document.body.innerText.includes({json.dumps(text)})", timeout_s)
 
-    def click(self, selector: str, text: str = "", timeout_s: float = 60.0) -> None:
+    def click(self, selector: str, text: str = "", timeout_s: float = 300.0) -> None:
         """Click in the middle of the first element that can be seen, matches, and has this text or label. A press that
         meets something else, since the page has moved or drawn itself anew meanwhile, is made again."""
         found = f"({FIND})({json.dumps(selector)}, {json.dumps(text)})"

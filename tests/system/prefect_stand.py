@@ -75,7 +75,7 @@ class Stand:
             ::-1
         ]
 
-    def wait(self, identity: str, *types: str, timeout_s: float = 300.0) -> dict[str, Any]:
+    def wait(self, identity: str, *types: str, timeout_s: float = 900.0) -> dict[str, Any]:
         """The run once its state has one of these types (by default: it has ended)."""
         deadline = time.monotonic() + timeout_s
         while (run := self.run(identity))["state"]["type"] not in (types or ENDED):

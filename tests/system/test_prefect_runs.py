@@ -135,7 +135,7 @@ def submit(page: Browser, stand: Stand) -> None:
     for _ in range(4):
         page.click("button", "Submit")
         with suppress(AssertionError):
-            page.wait_for("!location.pathname.endsWith('/run')", timeout_s=15)
+            page.wait_for("!location.pathname.endsWith('/run')", timeout_s=60)
             return
         assert stand.runs_of("toys") == [], "a run was started and the page stays"
     raise AssertionError(f"the form starts no run; the page:\n{page.text()}")
@@ -233,7 +233,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.wait_for("document.querySelector('[role*=dialog] [aria-checked=true]')")
         page.screenshot(tmp_path / "2-answered.png")
         page.click("[role*=dialog] button", "Resume")
-        page.wait_for_text("Completed", timeout_s=120)
+        page.wait_for_text("Completed", timeout_s=600)
         page.screenshot(tmp_path / "3-promoted.png")
         heard = ops.until_heard(
             *(f"draftsmith: {what}" for what in ("asks promoted", "gated promoted", "gated refused"))

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "concurrency": FLIGHT,
     "retries": 2,
     "backoff_s": 0.001,
-    "timeout_s": 20.0,
+    "timeout_s": 300.0,
     "wait_s": 10.0,
 }
 
