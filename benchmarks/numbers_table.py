@@ -599,7 +599,8 @@ def scale_simulation() -> tuple[str, str]:
     assumed, history, asked = found["assumed"], found["history"], record("scale-people", timed=False)
     people, counts = asked["people"], asked["by_steps"].items()
     counted = ", ".join(
-        f"a run of {size} steps asks Prefect's server {one['requests']} times and leaves {one['rows']} rows"
+        f"a run of {size} steps asks Prefect's server {one['requests']} times, leaves {one['rows']} rows and takes "
+        f"{one['cpu_seconds']:.1f} s of the server's CPU"
         for size, one in counts
     )
     by_gpus = {way: [one for one in found["growth"] if one["way"] == way] for way in ("streamed", "stored")}
@@ -622,8 +623,11 @@ def scale_simulation() -> tuple[str, str]:
         f"{history['runs']:,} would have {history['gigabytes']:.1f} GB, its slowest "
         f"query would take {history['slowest_query_s']:.0f} s, and the file "
         f"that names its artifacts would have {history['key_file_gb']:.1f} GB; the limit of 0.2 s holds up to "
-        f"{history['runs_within_the_limit']:,} runs. Counted: {counted}. From them, for a run of "
-        f"{people['steps']} steps {people['requests_a_run']} requests and {people['rows_a_run']} rows; "
+        f"{history['runs_within_the_limit']:,} runs. Counted on one machine with its runs: {counted}. "
+        "From them, for a run of "
+        f"{people['steps']} steps {people['requests_a_run']} requests, {people['rows_a_run']} rows and "
+        f"{people['server_cpu_seconds_a_run']} s, so one core of a server on SQLite bears at most "
+        f"{people['runs_a_second_of_one_core']} runs a second, where {people['runs_a_second']} come; "
         f"{people['people']:,} people with "
         f"{people['runs_a_day_each']} runs a day each, a fifth of a day's in its busiest hour, are "
         f"{people['requests_a_second']} requests a second in it, {people['million_rows_a_day']} million rows a day, "

@@ -1,9 +1,10 @@
-"""What a run asks of Prefect's server: requests, and rows in its database, by number of steps.
+"""What a run asks of Prefect's server: requests, rows in its database and processor time, by number of steps.
 
     python -m benchmarks.scale.people [--no-record]
 
-A server of its own, on SQLite, takes a run of two steps and one of eight. From the two, by arithmetic: what a thousand
-people ask of one server. How many requests a second a server takes is not measured here.
+A server of its own, on SQLite, takes three runs of two steps and three of eight, in turns; the middle one counts. What
+the server spends while nobody asks is taken off. From the two sizes, by arithmetic: what a thousand people ask of one
+server, and the runs a second that keep one core of it busy.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import httpx
+import psutil
 
 from benchmarks.record import ROOT, write_record
 
 SIZES: Final = (2, 8)
+TURNS: Final = 3
 SETTLES_S: Final = 15.0  # events are written in batches
+IDLE_S: Final = 60.0
 PEOPLE, RUNS_A_DAY, STEPS = 1000, 20, 15
 BUSY_HOUR: Final = 0.2
 """Share of a day's runs in its busiest hour; an assumption, as are the runs of a person and the steps of a run."""
@@ -46,8 +52,23 @@ def main() -> int:
     return 0
 
 
-def count(place: Path) -> dict[int, dict[str, int]]:
-    """Requests and rows of one run of each size."""
+@dataclass
+class Asked:
+    """What a server has done so far: requests, rows, seconds of its processes' time, and when that was, in seconds."""
+
+    requests: int
+    rows: int
+    spent: float
+    at: float
+
+    def since(self, before: Asked, idle: float) -> dict[str, float]:
+        """What came of one run; idle: seconds of its processes' time a second when nobody asks."""
+        spent = self.spent - before.spent - idle * (self.at - before.at)
+        return {"requests": self.requests - before.requests, "rows": self.rows - before.rows, "cpu_seconds": spent}
+
+
+def count(place: Path) -> dict[int, dict[str, float]]:
+    """Requests, rows and the server's seconds of a run of each size."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -63,20 +84,26 @@ def count(place: Path) -> dict[int, dict[str, int]]:
     ):
         try:
             _until_it_answers(told["PREFECT_API_URL"], server)
+            process = psutil.Process(server.pid)
             _run(place, environment, 1, number=0)
-            found = {}
-            for size in SIZES:
-                time.sleep(SETTLES_S)
-                requests, rows = _requests(log), _rows(place)
-                _run(place, environment, size, number=size)
-                time.sleep(SETTLES_S)
-                found[size] = {"requests": _requests(log) - requests, "rows": _rows(place) - rows}
+            time.sleep(SETTLES_S)
+            before = _asked(log, place, process)
+            time.sleep(IDLE_S)
+            after = _asked(log, place, process)
+            idle = (after.spent - before.spent) / (after.at - before.at)
+            by_size: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
+            for turn in range(TURNS):
+                for size, of_size in by_size.items():
+                    before = _asked(log, place, process)
+                    _run(place, environment, size, number=size + turn)
+                    time.sleep(SETTLES_S)
+                    of_size.append(_asked(log, place, process).since(before, idle))
         finally:
             server.terminate()
-    return found
+    return {size: {name: median(one[name] for one in runs) for name in runs[0]} for size, runs in by_size.items()}
 
 
-def of_people(by_steps: dict[int, dict[str, int]]) -> dict[str, float]:
+def of_people(by_steps: dict[int, dict[str, float]]) -> dict[str, float]:
     """What PEOPLE ask of one server, by a straight line through the two sizes."""
     (few, at_few), (many, at_many) = by_steps.items()
 
@@ -93,6 +120,8 @@ def of_people(by_steps: dict[int, dict[str, int]]) -> dict[str, float]:
         "requests_a_run": round(at("requests")),
         "requests_a_second": round(busiest * at("requests")),
         "rows_a_run": round(at("rows")),
+        "server_cpu_seconds_a_run": round(at("cpu_seconds"), 2),
+        "runs_a_second_of_one_core": round(1 / at("cpu_seconds"), 2),
         "million_rows_a_day": round(runs_a_day * at("rows") / 1e6, 1),
         "days_to_ten_million_runs": round(10_000_000 / runs_a_day),
     }
@@ -112,6 +141,12 @@ def _run(place: Path, environment: dict[str, str], size: int, *, number: int) ->
     file = pipeline_of(place, size, number=number)
     command = [sys.executable, "-m", "flows.cli", "run", "-f", str(file), f"of-{size}"]
     subprocess.run(command, env=environment, check=True, capture_output=True, cwd=place)
+
+
+def _asked(log: Path, place: Path, process: psutil.Process) -> Asked:
+    """What the server has done so far."""
+    spent = sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
+    return Asked(_requests(log), _rows(place), spent, time.monotonic())
 
 
 def _requests(log: Path) -> int:
