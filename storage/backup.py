@@ -30,7 +30,7 @@ from components.contract import UserError
 from components.files import locked, written_whole
 from components.outside_json import parse_json
 from storage import journal
-from storage.artifacts.sessions import is_path_part
+from storage.artifacts.sessions import is_path_part, record_dir
 from storage.artifacts.store import RECORD_FILE, Store
 from storage.history.files import history_dir
 from storage.history.records import draftsmith_version
@@ -148,7 +148,7 @@ def _add_artifacts(archive: tarfile.TarFile, home: Path) -> int:
 
     Each file gets a second name first, so that it stays as it is while it is copied, whatever becomes of its key.
     """
-    places = [home / "store", home / "earlier"]
+    places = [home / "store", home / "earlier", home / "records"]
     keys = sorted({path.name for place in places if place.is_dir() for path in place.iterdir() if path.is_dir()})
     (home / "locks").mkdir(exist_ok=True)
     with locked(home / "locks" / "backup.lock"):
@@ -173,7 +173,7 @@ def _linked(home: Path, key: str, scratch: Path) -> list[tuple[Path, Path]]:
             continue
         before = now.stat().st_ino if now.is_dir() else 0
         try:
-            files = [file for place in (now, home / "earlier" / key) for file in _files(place)]
+            files = [file for place in (now, home / "earlier" / key, record_dir(home, key)) for file in _files(place)]
             pairs = [(file, scratch / f"{key}.{number}.{at}") for at, file in enumerate(files)]
             for file, linked in pairs:
                 os.link(file, linked)

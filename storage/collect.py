@@ -72,7 +72,7 @@ def usage(home: Path) -> list[Use]:
             if (stat.st_dev, stat.st_ino) in visited:
                 continue
             visited.add((stat.st_dev, stat.st_ino))
-            depth = {"store": 2, "earlier": 3}.get(parts[0] if parts else "", 99)
+            depth = {"store": 2, "records": 2, "earlier": 3}.get(parts[0] if parts else "", 99)
             place = home.joinpath(*parts[:depth])
             if len(parts) >= depth and place not in records:
                 records[place] = read_record(place)

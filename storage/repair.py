@@ -119,7 +119,7 @@ def repair(home: Path, store: Store) -> list[str]:
 def _misplaced_folders(home: Path) -> Iterator[Damage]:
     for top, folders, _ in os.walk(home):
         inside = Path(top).relative_to(home)
-        if inside.parts[:1] in (("store",), ("earlier",), ("partial",), ("broken",)):
+        if inside.parts[:1] in (("store",), ("earlier",), ("records",), ("partial",), ("broken",)):
             folders.clear()
         for name in folders:
             if re.fullmatch(_FILES, (inside / name).as_posix()):

@@ -137,7 +137,7 @@ def print_artifact(store: Store, key: str, console: Console) -> None:
     elsewhere = presence.fault == "absent"  # its record came from the shared store
     state = "in the shared store, not on this machine" if elsewhere else f"BROKEN: {presence.fault}"
     if store.is_collected(key):
-        state = f"its files were collected by draftsmith gc; draftsmith run {record.get('pipeline')} makes them again"
+        state = f"its files were collected or deleted; draftsmith run {record.get('pipeline')} makes them again"
     say("state", "whole" if presence.artifact is not None else state)
     say("made by", f"{record.get('uses', '?')} as step {record.get('step', '?')} of {record.get('pipeline', '?')}")
     when = datetime.fromtimestamp(content["finished_at"], UTC).isoformat(" ", "seconds")

@@ -46,7 +46,7 @@ class PlannedStep:
     inputs:   parameter -> name(s) of the steps, or outside references ("store:KEY"), that fill it.
     key:      names the artifact. reused: it is in the store, whole. reason: why it runs, or why not.
     measures: it runs alone on its machine, and its key depends on the machine.
-    collected: only its record is left (`draftsmith gc`), and nothing that runs needs more; it counts as reused.
+    collected: only its record is left (`draftsmith gc`, a deletion), and nothing that runs needs more: it is reused.
     runs_on:  here, or the cluster that carries its shards; not part of the key, since the bytes are the same.
     parts:    what went into the key, for `draftsmith plan` to compare next time.
     """
@@ -350,14 +350,14 @@ def _plan_step(
 
 
 def _leave_collected(wiring: Wiring, planned: dict[str, PlannedStep], selected: set[str], store: Store) -> None:
-    """Reuse the bare record of an artifact that was collected, where every step that takes it as an input is reused."""
+    """Reuse the bare record of an artifact that was collected, or deleted, where all that take it are reused."""
     for name in (step.name for step in reversed(wiring.steps) if step.name in selected):
         step = planned[name]
         users = [user for user in planned.values() if user.name in selected and name in user.input_names()]
         is_needed = step.forced or not users or not all(user.reused for user in users)
-        if not step.reused and store.is_collected(step.key):
-            reason = "its files were collected" if is_needed else "reused: collected, and nothing that runs needs it"
-            planned[name] = replace(step, reason=reason, reused=not is_needed, collected=not is_needed)
+        if not step.reused and not is_needed and store.is_collected(step.key):
+            reason = "reused: only its record is left, and nothing that runs needs more"
+            planned[name] = replace(step, reason=reason, reused=True, collected=True)
 
 
 def _select(wiring: Wiring, names: tuple[str, ...], option: str) -> set[str]:

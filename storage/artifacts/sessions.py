@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Mapping
@@ -102,9 +103,27 @@ def earlier_paths(home: Path, key: str) -> list[Path]:
 
 
 def collected_path(home: Path, key: str) -> Path | None:
-    """The directory with the record of an artifact that was collected last; None where none was."""
+    """The directory with the record of an artifact that was collected last, or deleted by hand; None without one."""
     paths = [path for path in earlier_paths(home, key) if (path / COLLECTED).is_file()]
+    if not paths and (record_dir(home, key) / RECORD_FILE).is_file():
+        return record_dir(home, key)
     return paths[-1] if paths else None
+
+
+def record_dir(home: Path, key: str) -> Path:
+    """Where the record of an artifact has a second name, which stays if somebody deletes the artifact."""
+    return home / "records" / key
+
+
+def keep_record(home: Path, path: Path, key: str) -> None:
+    """Give the record of an artifact, which is at `path`, its second name."""
+    place = record_dir(home, key)
+    place.mkdir(parents=True, exist_ok=True)
+    with written_whole(place / RECORD_FILE) as beside:
+        try:
+            os.link(path / RECORD_FILE, beside)
+        except OSError:  # a file system without second names
+            shutil.copyfile(path / RECORD_FILE, beside)
 
 
 def delete_files(path: Path) -> None:

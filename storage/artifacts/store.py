@@ -293,6 +293,7 @@ class Store:
             self._make_room(key)
         os.rename(out, path)
         flush(path.parent)
+        sessions.keep_record(self.home, path, key)
         write_stamps(self.home, key, stamps)
         for older in sessions.earlier_paths(self.home, key):
             sessions.thin(older, path)
@@ -330,8 +331,8 @@ class Store:
 
     def collected_keys(self) -> list[str]:
         """The keys of all artifacts of which only the record is left."""
-        folder = self.home / "earlier"
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        folders = [folder for folder in (self.home / "earlier", self.home / "records") if folder.is_dir()]
+        names = sorted({path.name for folder in folders for path in folder.iterdir()})
         return [name for name in names if sessions.is_path_part(name) and self.is_collected(name)]
 
     def discard_staging(self, key: str) -> None:
@@ -349,7 +350,7 @@ class Store:
     def record_of(self, key: str) -> ArtifactRecord:
         """artifact.json of an artifact, here or in the shared store: key, kind, info, record, files, finished_at.
 
-        Also of one whose files were collected.
+        Also of one whose files were collected, or deleted by hand.
 
         Raises:
             FileNotFoundError: there is none.

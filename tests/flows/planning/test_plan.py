@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,10 +54,31 @@ def test_each_reason_is_told(grown: Plan, plan_of: Callable[..., Plan], store: S
     assert told["draft[moss]"] == "broken: growth.txt has 6 bytes instead of " + str(len(growth(6)))
     assert told["judged[moss]"] == "reused"
 
-    import shutil
-
     shutil.rmtree(store.path_of(grown.step("page").key))
     assert reasons(plan_of())["page"] == "gone: it is not in the store any more"
+
+
+def test_what_is_deleted_by_hand_is_made_again_only_where_a_step_that_runs_takes_it(
+    grown: Plan, plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    """As after `draftsmith gc`: files of gigabytes are deleted by people, too."""
+    key, fern = grown.step("corpus").key, grown.step("draft[fern]").key
+    shutil.rmtree(store.path_of(key))
+    told = reasons(plan_of())
+    assert told.pop("corpus") == "reused: only its record is left, and nothing that runs needs more"
+    assert set(told.values()) == {"reused"}
+    made = engine_of(plan_of()).run()
+    assert made["corpus"].key == key and made["corpus"].info and not store.path_of(key).exists()
+
+    shutil.rmtree(store.path_of(fern))
+    told = reasons(plan_of(force=("judged[fern]",)))
+    assert [name for name in told if told[name].startswith("gone: ")] == ["corpus", "draft[fern]"]
+    shutil.rmtree(store.path_of(grown.step("page").key))
+    told = reasons(plan_of())
+    assert [name for name in told if told[name] != "reused"] == ["corpus", "draft[fern]", "page"]
+    assert told["corpus"] == told["draft[fern]"] == "reused: only its record is left, and nothing that runs needs more"
+    engine_of(plan_of(force=("judged[fern]",))).run()
+    assert set(reasons(plan_of()).values()) == {"reused"}
 
 
 def growth(steps: int) -> str:
@@ -75,10 +97,8 @@ def test_code_changes_are_named(grown: Plan, plan_of: Callable[..., Plan], store
     history.remember("draft[fern]", parts)
     step = plan_of().step("draft[fern]")
     assert step.reused  # the key is in the store: what was last is only an explanation
-    (store.path_of(step.key) / "artifact.json").unlink()
-    import shutil
-
-    shutil.rmtree(store.path_of(step.key))
+    for place in (store.path_of(step.key), store.home / "records" / step.key):
+        shutil.rmtree(place)
     assert set(plan_of().step("draft[fern]").reason.split("; ")) == {
         "code changed: toybox/toys/fern.py: Fern.at",
         "code removed: toybox/toys/old.py: gone",
