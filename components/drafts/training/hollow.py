@@ -2,8 +2,8 @@
 
 torch's FakeTensorMode runs every operator on shapes alone, on what would be a CPU. What a drafter asks of the values of
 masks, indices and draws (how many columns are drafted from, and where they are) is answered all the same: what follows
-from known integers, booleans or a few numbers is computed beside its shape. A value of which nothing is known is 0, and
-one that something unknown is written into through a view stays as it was.
+from known integers, booleans or a few numbers is computed beside its shape. A value of which nothing is known, or that
+nothing was written to, is 0, and one that something unknown is written into through a view stays as it was.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from components.targets.shape import TapLayers, TargetShape
 
 MOST_KNOWN = 1 << 26
 """Integers or booleans up to which a tensor is computed as well: those of a mask over 8,192 columns."""
+_UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators whose result is whatever the memory held."""
 MOST_NUMBERS = 1 << 16
 """Floating-point numbers up to which it is: draws for every column of a batch, and no matrix of weights."""
 
@@ -79,7 +81,8 @@ class _KnownValues(TorchDispatchMode):
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         with unset_fake_temporarily():
-            return func(*tree_map_only(Tensor, _known, args), **tree_map_only(Tensor, _known, kwargs))
+            value = func(*tree_map_only(Tensor, _known, args), **tree_map_only(Tensor, _known, kwargs))
+            return value.zero_() if func.overloadpacket.__name__ in _UNWRITTEN else value
 
     def _hollow(self, value: Tensor) -> Tensor:
         hollow = self._fake.from_tensor(value)

@@ -47,6 +47,14 @@ def test_masks_and_draws_have_values_and_weights_have_none() -> None:
         assert int((weights[0, :64] > 0).sum()) == 0, "of what nothing is known about"
 
 
+def test_what_memory_held_before_is_no_value() -> None:
+    for _ in range(20):
+        torch.full((32000, 1), 0.1234567)  # and its memory is free again
+    with hollow_tensors():
+        made = torch.empty(32000, 1), torch.zeros(3).new_empty(32000, 1), torch.empty_like(torch.zeros(32000, 1))
+        assert not any(bool((one != 0).any()) for one in made)
+
+
 @pytest.mark.parametrize("width", [64, 512])
 def test_logits_of_a_whole_vocabulary_are_bounded_whatever_the_width_of_the_head(
     width: int, tiny_target: Callable[[str], AbstractTarget]
