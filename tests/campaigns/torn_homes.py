@@ -239,7 +239,8 @@ def files_by_kind(home: Path) -> dict[str, list[Path]]:
 def unknown_files(home: Path) -> tuple[list[str], list[str]]:
     """(files of no known kind, kinds of which there is no file)."""
     found = files_by_kind(home)
-    unknown = [file.relative_to(home).as_posix() for file in found.get("", [])]
+    names = [file.relative_to(home).as_posix() for file in found.get("", [])]
+    unknown = [name for name in names if not name.startswith("records/")]  # second names of records in the store
     return unknown, sorted(set(KINDS) - set(found))
 
 
