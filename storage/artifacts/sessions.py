@@ -24,7 +24,7 @@ from typing import Any, cast
 from components.contract import UserError
 from components.files import written_whole
 from storage.artifacts.records import RECORD_FILE as RECORD_FILE
-from storage.artifacts.records import ArtifactRecord
+from storage.artifacts.records import ArtifactRecord, BadRecord, read_checked
 
 EVIDENCE = ("Measurements", "DepthPolicy", "Release", "Page")
 """Kinds that hold measurements and decisions: when they are made again, all files of the earlier ones are kept."""
@@ -105,9 +105,13 @@ def earlier_paths(home: Path, key: str) -> list[Path]:
 def collected_path(home: Path, key: str) -> Path | None:
     """The directory with the record of an artifact that was collected last, or deleted by hand; None without one."""
     paths = [path for path in earlier_paths(home, key) if (path / COLLECTED).is_file()]
-    if not paths and (record_dir(home, key) / RECORD_FILE).is_file():
-        return record_dir(home, key)
-    return paths[-1] if paths else None
+    if paths:
+        return paths[-1]
+    try:  # two names have the same bytes: where the artifact was damaged in its record, this is damaged too
+        read_checked(record_dir(home, key))
+    except BadRecord:
+        return None
+    return record_dir(home, key)
 
 
 def record_dir(home: Path, key: str) -> Path:

@@ -81,6 +81,20 @@ def test_what_is_deleted_by_hand_is_made_again_only_where_a_step_that_runs_takes
     assert set(reasons(plan_of()).values()) == {"reused"}
 
 
+def test_a_damaged_record_is_no_record_under_its_second_name_either(
+    grown: Plan, plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store
+) -> None:
+    key = grown.step("corpus").key
+    with (store.path_of(key) / "artifact.json").open("r+b") as file:
+        file.write(b"torn")
+    with store.lock(key):
+        store.quarantine(key)
+    assert not store.is_collected(key)
+    assert reasons(plan_of())["corpus"] == "gone: it is not in the store any more"
+    engine_of(plan_of()).run()
+    assert set(reasons(plan_of()).values()) == {"reused"}
+
+
 def growth(steps: int) -> str:
     return "".join(f"{step} {step} 5\n" for step in range(steps))
 
