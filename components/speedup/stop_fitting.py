@@ -357,9 +357,10 @@ def oracle_chains(rate: float, times: RoundTimes, elsewhere: Answer, depth: int)
     lengths = np.arange(depth + 1)
     passes = np.full_like(lengths, depth) if times.in_one_pass else np.maximum(lengths, 1)
     cost = rate * times.of(passes, lengths)
+    others = np.minimum(elsewhere.accepted[:, None], lengths)
 
     def chains(answer: Answer) -> Lengths:
-        accepted, others = (np.minimum(rows.accepted[:, None], lengths) for rows in (answer, elsewhere))
+        accepted = np.minimum(answer.accepted[:, None], lengths)
         verified = (_side_by_side(accepted, others, times.batch_size, answer) - cost).argmax(axis=1)
         return Lengths(passes[verified], verified, np.zeros_like(verified))
 
