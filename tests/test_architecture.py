@@ -68,6 +68,8 @@ LATE: dict[str, str] = {
     "flows/commands/services.py": "prepare() prepares Prefect's settings; `status` does without what `doctor` examines",
     "components/speedup/imported/rows.py": "choose-depth answers at once, and few rows are Parquet files",
     "components/publish/release/mlflow_model.py": "MLflow runs it when it logs a version, which needs no torch",
+    "components/drafts/training/sharding.py": "FSDP2 takes a second to load, and few drafters are trained in shares",
+    "components/targets/quantised.py": "transformers' quantisers take a second to load, and few targets need them",
     "components/targets/source.py": "a plan reads where a target is; few targets come from a hub",
     "flows/execution/step_process.py": "a step's process needs Prefect only where a cluster carries its shards",
     "flows/orchestration/event_watcher.py": "Prefect's settings are read from the environment that main() prepares",

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
 
 from components.contract import UserError
 from components.outside_json import JsonObject
@@ -49,6 +48,8 @@ def check_loader(config: Any, location: str) -> None:
     """Raises UserError where transformers lacks what loads this quantised model, or cannot load it on this machine."""
     if not (settings := quantisation_of(config)):
         return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer
+
     method = _method_of(settings)
     is_known = method == "bitsandbytes" or method in AUTO_QUANTIZATION_CONFIG_MAPPING
     if not is_known:

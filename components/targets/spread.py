@@ -22,18 +22,20 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from components.contract import Context, ReportProgress, Target, UserError
 from components.outside_json import JsonObject
 from components.targets.shape import TargetShape
 from components.targets.source import open_record
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 PATIENCE: Final = timedelta(minutes=30)
 """How long a process waits for the others: opening a large target takes minutes, and not the same in each."""
@@ -101,9 +103,14 @@ def check_all_on_gpus(model: Any, location: str) -> None:
         )
 
 
+def is_share(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether it is this process's share of a tensor that several hold: a DTensor, whose class takes a second to load."""
+    return hasattr(tensor, "to_local")
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """What this process holds of a weight."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_share(tensor) else tensor
 
 
 def _check_devices(tp_size: int, device: str, location: str) -> None:

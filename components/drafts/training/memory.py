@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from components.contract import UserError
 from components.data.features.format import FeatureRow
@@ -108,8 +107,18 @@ class _Live(TorchDispatchMode):
         self.now -= num_bytes
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors of an operator's arguments or result: of tuples, lists and dictionaries, which is all that they are.
+
+    torch's own tree_leaves took a third of the estimate's time.
+    """
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))
 
 
 def check_memory(draft: AbstractDraft, order: BatchOrder, schedule: Schedule, device: torch.device) -> str:

@@ -21,12 +21,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from components.drafts.interface import AbstractDraft
 from components.drafts.training.ranks import Ranks, shared_out
 from components.drafts.training.sharding import share_as, whole
 from components.targets.pretraining.muon import MUON_STATE, make_muon
+from components.targets.spread import is_share
 
 OptimizerName = Literal["muon", "adamw"]
 BETAS = (0.9, 0.95)  # as the official EAGLE-3 training
@@ -49,7 +49,7 @@ class Optimizer:
         matrices = list(muon_matrices(draft, name).values())
         inside = set(matrices)
         self._owners: dict[nn.Parameter, int] = {}
-        self._sharded = any(isinstance(p, DTensor) for p in self._parameters)
+        self._sharded = any(is_share(p) for p in self._parameters)
         if not self._sharded:
             self._owners = dict(zip(matrices, shared_out([p.numel() for p in matrices], ranks.size), strict=True))
             matrices = [matrix for matrix in matrices if self._owners[matrix] == ranks.rank]

@@ -15,11 +15,9 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.drafts.interface import AbstractDraft, Batch, StepLosses
+from components.targets.spread import is_share
 
 
 @final
@@ -27,6 +25,9 @@ class Shares:
     """Makes every parameter of a drafter the share of one of `num_ranks` processes, which all call every method."""
 
     def __init__(self, draft: AbstractDraft, num_ranks: int) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         mesh = init_device_mesh(draft.target.device.type, (num_ranks,))
         self._losses = _Losses(draft)
         self._unit = fully_shard(self._losses, mesh=mesh, reshard_after_forward=False)  # the same object
@@ -73,12 +74,14 @@ class _Losses(nn.Module):
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor of a share, which all processes ask for; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_share(tensor) else tensor
 
 
 def share_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     """This process's share of a tensor that all have, as it has one of the parameter; else the tensor on its device."""
     tensor = tensor.to(parameter.device)
-    if not isinstance(parameter, DTensor):
+    if not is_share(parameter):
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)

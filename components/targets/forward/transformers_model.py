@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from components.contract import UserError
 from components.targets.forward.recurrent import Recorder, StateLayer, find_recurrent_modules
 from components.targets.forward.slot_cache import SlotCache, cache_layers, mask_plan
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape
+from components.targets.spread import is_share
 from components.text import message_of
 
 _MOST_MASKED = 1 << 26
@@ -304,7 +304,7 @@ class TransformersTarget(AbstractTarget):
     def _whole_embedding(self) -> Tensor:
         """Of a matrix that is quantised or divided among processes."""
         weight = self.model.get_input_embeddings().weight
-        if isinstance(weight, DTensor):
+        if is_share(weight):
             return weight.full_tensor()
         ids = torch.arange(self.shape.vocab_size, device=self.device)
         rows: Tensor = nn.functional.embedding(ids, self.model.get_input_embeddings().weight)
