@@ -1,4 +1,4 @@
-"""What all tests share: how property-based tests draw their examples, and which files begin first.
+"""What all tests share: how property-based tests draw their examples, which files begin first, an MLflow database.
 
 `make test` draws the same examples every time, so that it says the same of the same code; `make soak` runs all
 property tests with new ones (HYPOTHESIS_PROFILE=explore), and what it finds becomes an `@example`. A loaded machine
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from components.source_code import objects_that_stay
+from storage.registry.tracking import ensure_database
 
 settings.register_profile("repeatable", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=500)
@@ -75,3 +76,11 @@ def fresh_fork_server() -> None:
     (a tracking server that is down, say) and the imports that were asked for there.
     """
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def mlflow_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database, made once: its migrations take seconds."""
+    place = tmp_path_factory.mktemp("mlflow-template")
+    ensure_database(place)
+    return place / "mlflow"

@@ -59,20 +59,29 @@ def _quantile(share: float, dof: float) -> float:
     if dof >= NEARLY_NORMAL:
         return _NORMAL.inv_cdf(share)
     low, high = -math.pi / 2, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if 0.5 + _area(middle, dof) < share:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(dof) * math.tan((low + high) / 2)
+    angle = math.atan(_NORMAL.inv_cdf(share) / math.sqrt(dof))
+    for _ in range(60):  # Newton's steps while they stay between the bounds, halves of what is left else
+        above = 0.5 + _area(angle, dof) - share
+        low, high = (low, angle) if above > 0.0 else (angle, high)
+        slope = _scale(dof) * math.cos(angle) ** (dof - 1)
+        following = angle - above / slope if slope > 0.0 else low
+        if not low < following < high:
+            following = (low + high) / 2
+        if abs(following - angle) <= 1e-14:
+            break
+        angle = following
+    return math.sqrt(dof) * math.tan(angle)
+
+
+def _scale(dof: float) -> float:
+    """The density of the angle at 0."""
+    return math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
 
 
 def _area(angle: float, dof: float) -> float:
     """The probability between 0 and an angle."""
-    scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
     values = np.cos((_POINTS + 1) * (angle / 2)) ** (dof - 1)
-    return scale * angle / 2 * float(_WEIGHTS @ values)
+    return _scale(dof) * angle / 2 * float(_WEIGHTS @ values)
 
 
 Floats = NDArray[np.float64]

@@ -104,7 +104,7 @@ def check_all_on_gpus(model: Any, location: str) -> None:
 
 
 def is_share(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is this process's share of a tensor that several hold: a DTensor, whose class takes a second to load."""
+    """Whether it is a process's share of a tensor that several hold: a DTensor, whose class takes a second to load."""
     return hasattr(tensor, "to_local")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from flows.execution.engine import Engine
 from flows.planning.plan import Plan, RunOptions, make_plan
 from flows.spec.schema import load_spec
 from storage.artifacts.store import Store
+from storage.registry import tracking
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,20 @@ def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def new_mlflow_databases_are_copies(mlflow_template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home's first MLflow database is a copy of one that is new: its migrations would take seconds in every test."""
+    make = tracking._make_database
+
+    def copy(file: Path, *, whole: bool) -> None:
+        if file.is_file():
+            make(file, whole=whole)
+        else:
+            shutil.copyfile(mlflow_template / "mlflow.db", file)
+
+    monkeypatch.setattr(tracking, "_make_database", copy)
 
 
 @pytest.fixture

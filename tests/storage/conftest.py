@@ -14,7 +14,6 @@ import pytest
 from components.contract import Artifact
 from components.rows import write_rows
 from storage.artifacts.store import Store
-from storage.registry.tracking import ensure_database
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,6 @@ def make(home: Path) -> Make:
 def step() -> type[ToyStep]:
     """step(name, ...) is a planned step."""
     return ToyStep
-
-
-@pytest.fixture(scope="session")
-def mlflow_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database, made once: its migrations take seconds."""
-    place = tmp_path_factory.mktemp("mlflow-template")
-    ensure_database(place)
-    return place / "mlflow"
 
 
 @pytest.fixture
