@@ -10,8 +10,8 @@ import_to_stay(
     "safetensors.torch",
     "psutil",
     "flows.planning.step_signature",
-    # What transformers loads late, with the first configuration (Llama's needs its activations) or tokenizer: two seconds
-    # in each step otherwise. Its own models are not among it: most targets have a pass of ours.
+    # What transformers loads late, with the first configuration (Llama's needs its activations) or tokenizer: two
+    # seconds in each step otherwise. Its own models are not among it: most targets have a pass of ours.
     "transformers.activations",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
