@@ -82,5 +82,7 @@ def fresh_fork_server() -> None:
 def mlflow_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new MLflow database, made once: its migrations take seconds."""
     place = tmp_path_factory.mktemp("mlflow-template")
-    ensure_database(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        ensure_database(place)
     return place / "mlflow"

@@ -59,11 +59,11 @@ def _quantile(share: float, dof: float) -> float:
     if dof >= NEARLY_NORMAL:
         return _NORMAL.inv_cdf(share)
     low, high = -math.pi / 2, math.pi / 2
-    angle = math.atan(_NORMAL.inv_cdf(share) / math.sqrt(dof))
+    scale, angle = _scale(dof), math.atan(_NORMAL.inv_cdf(share) / math.sqrt(dof))
     for _ in range(60):  # Newton's steps while they stay between the bounds, halves of what is left else
         above = 0.5 + _area(angle, dof) - share
         low, high = (low, angle) if above > 0.0 else (angle, high)
-        slope = _scale(dof) * math.cos(angle) ** (dof - 1)
+        slope = scale * math.cos(angle) ** (dof - 1)
         following = angle - above / slope if slope > 0.0 else low
         if not low < following < high:
             following = (low + high) / 2

@@ -17,8 +17,6 @@ import tiny_pipeline
 from object_store import BUCKET, SECRET, ObjectStore, object_store
 from tiny_pipeline import DRAFTSMITH, NUM_STEPS, artifacts, write_pipeline
 
-from storage.registry.tracking import ensure_database
-
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 CLOSED = "http://127.0.0.1:9"  # nobody listens there
@@ -45,16 +43,12 @@ def draftsmith(home: Path, team: ObjectStore, *arguments: str, **more: str) -> s
 
 
 @pytest.fixture(scope="module")
-def new_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def new_home(tmp_path_factory: pytest.TempPathFactory, mlflow_template: Path) -> Callable[[str], Path]:
     """new_home(name) is a home with nothing in it but an MLflow database that is ready, since its making takes long."""
-    template = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        ensure_database(template)
 
     def make(name: str) -> Path:
         home = tmp_path_factory.mktemp(name) / "home"
-        shutil.copytree(template / "mlflow", home / "mlflow")
+        shutil.copytree(mlflow_template, home / "mlflow")
         return home
 
     return make
