@@ -1,15 +1,17 @@
-"""What does opening a target take, and how quick is it then, beside transformers? `python -m benchmarks.opening`.
+"""What does opening a target take, and how quick is it then, beside others? `python -m benchmarks.opening`.
 
 Every case is one model in one dtype. Each opening has a process of its own: `first` times kernels and remembers the
 times, `again` finds them remembered, `transformers` is AutoModelForCausalLM. The last two then decode in turns,
-greedily after 64 tokens, and ours verifies 1 to 8 rows at once. With --autotune, `bench.autotune` chooses threads and
-kernels of a model, and its peak stands beside what it says before. --release loads a released drafter with MLflow.
+greedily after 64 tokens, and ours verifies 1 to 8 rows at once. With --llama-cpp, its own llama-bench does both on the
+same weights and threads, in the same turns; give it a build with optimisation, which the one for tests has not.
+With --autotune, `bench.autotune` chooses threads and kernels of a model, and its peak stands beside what it says
+before. --release loads a released drafter with MLflow.
 
 Memory is counted from where the process stood with everything imported. `peak` is all that was in memory at once, as
 the kernel counts it; `peak_anonymous` (looked at every 5 ms) leaves out pages of files, which it may drop at any time.
 
     python -m benchmarks.opening [--model NAME=FOLDER ...] [--dtypes float32 bfloat16] [--autotune NAME ...]
-        [--release FOLDER] [--random-qwen3 FOLDER]
+        [--release FOLDER] [--random-qwen3 FOLDER] [--llama-cpp PROGRAM SOURCES]
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal, TypedDict
@@ -40,6 +42,7 @@ from components.contract import Target
 from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.machine import num_usable_cores
+from components.publish.formats.gguf import TYPES, run_converter
 from components.targets.load import open_target, target_facts, threads_for
 
 Dtype = Literal["float32", "bfloat16"]
@@ -166,6 +169,29 @@ def released(folder: Path, home: str) -> dict[str, float]:
     return {"import_seconds": round(imported, 2), "load_seconds": round(loaded, 2)}
 
 
+class LlamaCpp:
+    """llama.cpp's llama-bench on the same weights, converted by its own converter in the same dtype."""
+
+    def __init__(self, program: Path, sources: Path, folder: Path, dtype: Dtype, num_threads: int, work: str) -> None:
+        file = Path(work) / "model.gguf"
+        # Random tokenizers are not known to it; which way a text is split does not matter here.
+        run_converter(sources.resolve(), [str(folder), "--outfile", str(file), "--outtype", TYPES[dtype]], pre="gpt-2")
+        self._command = [str(program), "-m", str(file), "-t", str(num_threads), "-d", str(len(CONTEXT)), "-o", "json"]
+
+    def tokens(self) -> float:
+        """Tokens a second of TOKENS tokens decoded after the context."""
+        return float(self._run("-p", "0", "-n", str(TOKENS), "-r", "1")[0]["avg_ts"])
+
+    def rows(self) -> list[float]:
+        """Milliseconds of the quickest of PASSES passes over 1 to MOST_ROWS tokens; logits of the last one alone."""
+        found = self._run("-p", f"1-{MOST_ROWS}", "-n", "0", "-r", str(PASSES))
+        return [round(min(case["samples_ns"]) / 1e6, 3) for case in found]
+
+    def _run(self, *options: str) -> Any:
+        done = subprocess.run([*self._command, *options], check=True, capture_output=True, text=True)
+        return json.loads(done.stdout)
+
+
 PARTS: Final[dict[str, Callable[[Path, Dtype], tuple[Tasks, Said]]]] = {
     "first": ours,
     "again": ours,
@@ -234,8 +260,8 @@ class Process:
         return {name: int(rest.split()[0]) << 10 for name, _, rest in (x.partition(":") for x in lines) if "kB" in rest}
 
 
-def measure_case(folder: Path, dtype: Dtype, turns: int, home: str) -> dict[str, Any]:
-    """One model in one dtype: openings, then decoding in turns."""
+def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: Sequence[Path]) -> dict[str, Any]:
+    """One model in one dtype: openings, then decoding in turns. llama_cpp: llama-bench and the sources, or neither."""
     num_params = int(target_facts(Target(key="", path=folder))["num_params"])
     threads = threads_for(num_params, num_usable_cores())
     case: dict[str, Any] = {"num_threads": threads, "weights": num_params * getattr(torch, dtype).itemsize}
@@ -247,14 +273,22 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str) -> dict[str,
             process.end()
         else:
             running[part] = process
-    rates: dict[str, list[float]] = {part: [] for part in running}
-    for turn in range(turns + 1):
-        for part, process in running.items():
-            rate = process.ask("tokens")["tokens_per_s"]
-            if turn:  # the first one warms up
-                rates[part].append(round(rate, 2))
-    case["tokens_per_s"] = rates
-    case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
+    with tempfile.TemporaryDirectory() as work:
+        other = LlamaCpp(*llama_cpp, folder, dtype, threads, work) if llama_cpp else None
+        decoding: dict[str, Callable[[], float]] = {
+            part: lambda process=process: process.ask("tokens")["tokens_per_s"]  # type: ignore[misc]
+            for part, process in running.items()
+        } | ({"llama.cpp": other.tokens} if other else {})
+        rates: dict[str, list[float]] = {part: [] for part in decoding}
+        for turn in range(turns + 1):
+            for part, measure in decoding.items():
+                rate = measure()
+                if turn:  # the first one warms up
+                    rates[part].append(round(rate, 2))
+        case["tokens_per_s"] = rates
+        case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
+        if other:
+            case["llama_cpp_rows_ms"] = other.rows()
     for process in running.values():
         process.end()
     return case
@@ -274,8 +308,12 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
                 f"{first['seconds']:.1f} / {again['seconds']:.1f} / {other['seconds']:.1f}",
                 f"{of_weights(first)} / {of_weights(again)} / {of_weights(other)}",
                 f"{of_weights(first, 'peak_anonymous')} / {of_weights(other, 'peak_anonymous')}",
-                f"{fmean(rate['again']):.1f} / {fmean(rate['transformers']):.1f}",
-                ", ".join(f"{spent / case['rows_ms'][0]:.2f}" for spent in case["rows_ms"][1:]),
+                " / ".join(f"{fmean(rates):.1f}" for rates in rate.values()),
+                " / ".join(
+                    ", ".join(f"{spent / case[part][0]:.2f}" for spent in case[part][1:])
+                    for part in ("rows_ms", "llama_cpp_rows_ms")
+                    if part in case
+                ),
             )
         )
     choices = "; ".join(
@@ -283,6 +321,8 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
         for name, chosen in found["autotune"].items()
     )
     release = found["release"]
+    with_llama_cpp = " / llama.cpp" if any("llama_cpp_rows_ms" in case for case in found["cases"].values()) else ""
+    engines = f"ours / transformers{with_llama_cpp}"
     return (
         "Opening a target in a new process: the first time, when kernels are timed; again, when their times are "
         "remembered; and with `transformers`, which leaves weights of the stored dtype in the file until a pass reads "
@@ -302,8 +342,8 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
             "seconds: first / again / transformers",
             "peak: first / again / transformers",
             "without the file: ours / transformers",
-            "tokens a second: ours / transformers",
-            "cost of 2 to 8 rows",
+            f"tokens a second: {engines}",
+            f"cost of 2 to 8 rows: ours{with_llama_cpp}",
         ),
         rows,
     )
@@ -318,6 +358,9 @@ def main() -> None:
     parser.add_argument("--autotune", nargs="*", default=[], metavar="NAME", help="models to choose an engine for")
     parser.add_argument("--release", type=Path, metavar="FOLDER", help="of a version, with its MLmodel")
     parser.add_argument("--random-qwen3", type=Path, metavar="FOLDER", help="write that model there, and end")
+    parser.add_argument(
+        "--llama-cpp", nargs=2, type=Path, default=[], metavar=("PROGRAM", "SOURCES"), help="llama-bench; the converter"
+    )
     parser.add_argument("--serve", nargs=4, metavar=("PART", "FOLDER", "DTYPE", "THREADS"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
@@ -331,7 +374,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         for name, folder in models.items():
             for dtype in asked.dtypes:
-                case = cases[f"{name} {dtype}"] = measure_case(folder, dtype, asked.turns, home)
+                case = cases[f"{name} {dtype}"] = measure_case(folder, dtype, asked.turns, home, asked.llama_cpp)
                 print(name, dtype, json.dumps(case), flush=True)
                 if name in asked.autotune:
                     process = Process("autotune", folder, dtype, num_usable_cores(), home)

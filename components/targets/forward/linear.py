@@ -44,6 +44,13 @@ Kernels = tuple[Kernel | int, ...]
 PLAIN: Final[Kernels] = ("plain",)
 PASSES: Final = 6
 """Passes that each kernel has for each number of rows and placement, taking turns."""
+HOPELESS: Final = 1.5
+"""A kernel that took this many times the quickest one's time in the first pass that counts has no more passes."""
+FAR_TOO_SLOW: Final = 8.0
+"""A kernel that took this many times the quickest one's time on one layer is not timed on the others: without AVX-512,
+oneDNN convolves 1 or 2 rows two hundred times as slowly as 4."""
+LARGE_ENOUGH: Final = 1 << 20
+"""Bytes of a weight beside which what calling a kernel costs does not matter."""
 THOROUGH_PLACEMENTS: Final = 3
 """Copies of the weights that are timed: the place in memory makes a kernel a few per cent faster or slower."""
 WORTH_A_LAYOUT: Final = 0.97
@@ -58,8 +65,9 @@ HELD_TWICE: Final = 256 << 20
 """Bytes of weights above which each is held in two layouts at most."""
 HELD_ONCE: Final = 1 << 30
 """Bytes of weights above which each is held in one layout only."""
-ONE_ROW_PRICE: Final = 1.25
-"""What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more.
+ONE_ROW_PRICE: Final = 1.1
+"""What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more,
+for speedups are over the time of one row, and a slower one flatters them.
 """
 _LETTERS: Final[dict[str, Kernel]] = {
     "p": "plain",
@@ -211,10 +219,10 @@ def pack(weight: Tensor, kernel: Kernel) -> Any | None:
     try:
         if kernel == "prepacked":
             packed = reorder(weight, PACKED_FOR)
-            run(weight.new_zeros(1, num_in), packed, None, "none", [], "")
+            run(weight.new_zeros(PACKED_FOR, num_in), packed, None, "none", [], "")
         else:
             packed = reorder(weight.view(num_out, num_in, 1, 1), *_WIDTH_ONE, [1, num_in, 1, PACKED_FOR])
-            run(weight.new_zeros(1, num_in, 1, 1), packed, None, *_WIDTH_ONE, "none", [], "")
+            run(weight.new_zeros(1, num_in, 1, PACKED_FOR), packed, None, *_WIDTH_ONE, "none", [], "")
     except (RuntimeError, NotImplementedError):  # e.g. bf16 on a CPU without avx512: plain then
         return None
     return packed
@@ -270,8 +278,8 @@ def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS)) -> Kernels
 def _of_layouts(times: Times, most: int) -> Times:
     """The times of the kernels that read the best layouts, at most so many.
 
-    They have the least time over all numbers of rows, of those with which one row, the pass that drafting is compared
-    with, takes at most ONE_ROW_PRICE of what it takes with any.
+    They have the least time over all numbers of rows, of which one row, the pass that drafting is compared with, counts
+    as much as all others together; with them, it takes at most ONE_ROW_PRICE of what it takes with any.
     """
     timed_layouts = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
     least: dict[tuple[Kernel, ...], list[float]] = {}
@@ -280,10 +288,11 @@ def _of_layouts(times: Times, most: int) -> Times:
         as_they_are = [min(times[name][rows] for name in names) for rows in range(PROBED_ROWS)]
         least[names] = [min(as_they_are[rows:]) for rows in range(PROBED_ROWS)]
     one_row = min(of_names[0] for of_names in least.values())
+    in_all = {names: sum(of_names) + (PROBED_ROWS - 2) * of_names[0] for names, of_names in least.items()}
     allowed = [names for names, of_names in least.items() if of_names[0] <= ONE_ROW_PRICE * one_row]
-    best = min(allowed, key=lambda names: sum(least[names]))
+    best = min(allowed, key=lambda names: in_all[names])
     first = allowed[0]  # with the plain layout, if that is allowed
-    return {name: times[name] for name in (first if WORTH_A_LAYOUT * sum(least[first]) <= sum(least[best]) else best)}
+    return {name: times[name] for name in (first if WORTH_A_LAYOUT * in_all[first] <= in_all[best] else best)}
 
 
 def _time_kernels(layers: Sequence[Linear], placements: int) -> dict[Shape, Times]:
@@ -456,26 +465,63 @@ def _piece_of(layer: Linear) -> _Piece:
 
 
 def _quick_seconds(
-    trials: Mapping[Kernel, Sequence[tuple[tuple[int, int], Linear]]],
+    trials: Mapping[Kernel, Sequence[tuple[Shape, Linear]]],
     rows: int,
     dtype: torch.dtype,
     evicted: Tensor | None,
-) -> dict[Kernel, dict[tuple[int, int], float]]:
+) -> dict[Kernel, dict[Shape, float]]:
     """Kernel -> shape -> seconds of one call: the mean of its quickest tenth, of all layers and passes."""
     inputs = {layer.in_features: torch.ones(rows, layer.in_features, dtype=dtype) for _, layer in trials["plain"]}
-    times: dict[Kernel, dict[tuple[int, int], list[float]]] = {name: {} for name in trials}
+    slowness = _slowness(trials, inputs)
+    hopeful = {(name, shape) for name, layers in trials.items() for shape, _ in layers if slowness[name] < FAR_TOO_SLOW}
+    times: dict[Kernel, dict[Shape, list[float]]] = {name: {} for name in trials}
     for number in range(PASSES + 1):
+        if number == 2:
+            quickest = _quickest(times)
+            hopeful = {(name, at) for name, at in hopeful if min(times[name][at]) <= HOPELESS * quickest[at]}
         for name, layers in trials.items():
             if evicted is not None:
                 evicted.sum()
             for shape, layer in layers:
-                x = inputs[layer.in_features]
-                started = time.perf_counter()
-                layer(x)
-                spent = time.perf_counter() - started
-                if number:
-                    times[name].setdefault(shape, []).append(spent)
-    return {name: {shape: _mean_of_quickest(of) for shape, of in by_shape.items()} for name, by_shape in times.items()}
+                if (name, shape) in hopeful:
+                    spent = _seconds(layer, inputs[layer.in_features])
+                    if number:
+                        times[name].setdefault(shape, []).append(spent)
+    quickest = _quickest(times)
+    return {
+        name: {
+            shape: _mean_of_quickest(times[name][shape]) if shape in times[name] else slowness[name] * quickest[shape]
+            for shape, _ in layers
+        }
+        for name, layers in trials.items()
+    }
+
+
+def _slowness(
+    trials: Mapping[Kernel, Sequence[tuple[Shape, Linear]]], inputs: Mapping[int, Tensor]
+) -> dict[Kernel, float]:
+    """How many times the quickest one's time each kernel takes on the smallest layer that is large enough to tell."""
+    spent: dict[Kernel, float] = {}
+    for name, layers in trials.items():
+        by_size = sorted((layer for _, layer in layers), key=lambda layer: layer.out_features * layer.in_features)
+        x = next(iter(inputs.values()))
+        large = (layer for layer in by_size if layer.out_features * layer.in_features * x.itemsize >= LARGE_ENOUGH)
+        layer = next(large, by_size[-1])
+        layer(inputs[layer.in_features])  # oneDNN compiles a kernel at its first call
+        spent[name] = _seconds(layer, inputs[layer.in_features])
+    return {name: of_kernel / min(spent.values()) for name, of_kernel in spent.items()}
+
+
+def _seconds(layer: Linear, x: Tensor) -> float:
+    started = time.perf_counter()
+    layer(x)
+    return time.perf_counter() - started
+
+
+def _quickest(times: Mapping[Kernel, Mapping[Shape, Sequence[float]]]) -> dict[Shape, float]:
+    """The quickest call of each shape, with any kernel."""
+    shapes = {shape for of_kernel in times.values() for shape in of_kernel}
+    return {shape: min(min(of_kernel[shape]) for of_kernel in times.values() if shape in of_kernel) for shape in shapes}
 
 
 def _mean_of_quickest(seconds: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -217,12 +217,40 @@ def test_the_one_layout_is_the_quickest_over_all_rows(slower: dict[Kernel, float
     times = {kernel: [slower.get(kernel, 1.0) * 1e3 * time for time in rows] for kernel in get_args(Kernel)}
     assert choose_kernels(times, most_layouts=1) == (chosen,) * linear.PROBED_ROWS
     one_row = min(times[chosen])
-    times["convolved"] = [1.3 * one_row] * len(rows)
-    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a quarter for flat verification, no more"
+    times["convolved"] = [1.12 * one_row] * len(rows)
+    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a tenth for flat verification, no more"
     two = choose_kernels(times, most_layouts=2)
     assert two[0] != "convolved" and set(two[2:]) == {"convolved"}, "two layouts pay nothing"
-    times["convolved"] = [1.2 * one_row] * len(rows)
+    times["convolved"] = [1.08 * one_row] * len(rows)
     assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
+    nearly_flat = {name: [one_row * (1 + (at > 0) / 20)] * len(rows) for at, name in enumerate(times)}
+    assert set(choose_kernels(nearly_flat, most_layouts=1)) == {"plain"}
+
+
+def test_one_row_weighs_as_much_as_all_others() -> None:
+    times: dict[Kernel, list[float]] = {kernel: [9e3] * linear.PROBED_ROWS for kernel in get_args(Kernel)}
+    times["prepacked"] = [1000.0] + [1200.0] * 7
+    times["convolved"] = [1090.0] + [1050.0] * 7
+    assert set(choose_kernels(times, most_layouts=1)) == {"prepacked"}, "8.4 ms beside 9.4 over all, yet 1.09 a row"
+    times["convolved"] = [1090.0] + [1000.0] * 7
+    assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
+
+
+def test_slow_kernels_are_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"columns": 100.0, "transposed": 2.0}
+    calls = dict.fromkeys(get_args(Kernel), 0)
+
+    def seconds(layer: Linear, _: torch.Tensor) -> float:
+        (name,) = layer.kernels
+        calls[cast(Kernel, name)] += 1
+        return spent.get(cast(str, name), 1.0)
+
+    monkeypatch.setattr(linear, "_seconds", seconds)
+    times = calibrate([Linear(torch.randn(256, 128)) for _ in range(5)])[256, 128]
+    assert calls["columns"] == linear.PROBED_ROWS, "of one layer, for each number of rows"
+    assert calls["transposed"] == linear.PROBED_ROWS * (1 + 2 * 5), "a pass to warm up and one that counts"
+    assert calls["plain"] == linear.PROBED_ROWS * (1 + (1 + linear.PASSES) * 5)
+    assert [times[name][0] for name in ("plain", "transposed", "columns")] == [1e6, 2e6, 100e6]
 
 
 def test_rows_are_padded_to_a_number_that_is_quicker_by_more_than_padding_costs() -> None:
