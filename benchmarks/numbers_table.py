@@ -516,9 +516,16 @@ def stop_rule() -> tuple[str, str]:
 
 
 def opened() -> tuple[str, str]:
-    """Opening a target, and plain decoding, beside transformers."""
-    what, head, rows = opening.table_of(record("opening"))
-    return what, markdown(head, rows)
+    """Opening a target, and plain decoding, beside others: on the usual machine, and the newest record of another."""
+    of_usual, newest = record("opening"), record("opening", timed=False)
+    what, head, rows = opening.table_of(of_usual)
+    table = markdown(head, rows)
+    if newest != of_usual:
+        _, head, rows = opening.table_of(newest)
+        table += (
+            f"\n\nOn another machine, {newest['measured_at'][:10]}.{newest.get('note', '')}\n\n{markdown(head, rows)}"
+        )
+    return what, table
 
 
 def rehearsed() -> tuple[str, str]:
