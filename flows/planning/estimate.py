@@ -55,7 +55,7 @@ SPARE = 0.05
 """Of a GPU's memory, that fragments and cannot be had."""
 NOT_COUNTED = "not counted"
 """Where the time of a step is from, that has none."""
-MAPPED = "mapped features"
+MAPPED = "mapped files"
 """The part of a step's memory that it gives back where others need it."""
 MOST_TIMES_LARGER = 10.0
 """Than the work of a step that was timed, for its efficiency to speak for another: of a small one most is overhead."""

@@ -457,7 +457,8 @@ class Workload:
     def _export_release(self, stage: Stage) -> Work:
         drafted = [self.drafts.get(name) for name in stage.inputs.get("drafts", ())]
         largest = max((ahead.weight_bytes for ahead in drafted if ahead is not None), default=0)
-        return Work("other", disk=2 * largest)
+        # A format is written whole, from a file that is mapped, and is then read again to be checked.
+        return Work("other", disk=2 * largest, memory={"drafter": largest}, mapped=2 * largest)
 
     def _answered(self, stage: Stage) -> Rows:
         """The rows after a step that answers its prompts; it notes them."""

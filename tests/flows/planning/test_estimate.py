@@ -15,9 +15,10 @@ from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import Cli
 
 from components.bench.end_to_end.arms import depths_to_run
+from components.drafts.training.ahead import TrainingAhead
 from components.machine import describe_machine
 from components.outside_json import JsonObject
-from flows.planning.workload import arms_of
+from flows.planning.workload import Stage, Workload, arms_of
 from storage.artifacts.store import Store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
@@ -216,6 +217,16 @@ def _commit(
     with store.lock(key):
         store.commit(key, kind, info, record)
     return key
+
+
+def test_a_release_has_its_largest_drafter_in_memory_as_stored_as_written_and_as_read_again() -> None:
+    workload = Workload(on_gpu=False, memory=1 << 40, lengths={}, config_of=str)
+    nothing = dict.fromkeys((part.name for part in dataclasses.fields(TrainingAhead)), 0)
+    for name, size in (("small", 10), ("large", 1000)):
+        workload.drafts[name] = TrainingAhead(**nothing | {"weight_bytes": size})  # type: ignore[arg-type]
+    work = workload.of(Stage("release", "publish.export_release", {}, {"drafts": ("small", "large")}))
+    assert sum(work.memory.values()) + work.mapped == 3000
+    assert work.disk == 2000
 
 
 def test_every_way_of_decoding_that_has_its_turns_is_counted() -> None:
