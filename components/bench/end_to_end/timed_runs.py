@@ -126,7 +126,7 @@ class Study:
         self.num_processes += 1
         number, batch_sizes = self.num_processes, self.plan.batch_sizes
         with self.open_process(number) as process:
-            tokens_a_slice = self._warm_up(process, arms, share)
+            tokens_a_slice = self._warm_up(process, arms, share, seconds)
             started, num_groups = time.monotonic(), 0
             sizes = len(batch_sizes)
             while (
@@ -150,8 +150,8 @@ class Study:
             self.conditions = process.conditions()
             return time.monotonic() - started
 
-    def _note_duration(self, warm: Sequence[ArmRun], batch_size: int, share: float) -> None:
-        """Note the time of a prompt, and how many prompts fit the time of a process."""
+    def _note_duration(self, warm: Sequence[ArmRun], batch_size: int, share: float, seconds: float) -> None:
+        """Note the time of a prompt, how many prompts fit the time of a process, and whether the least exceeds all."""
         whole = seconds_a_token(warm) * self.plan.max_new_tokens
         groups = len(batches(self.plan.prompts, batch_size, fill=False))
         what = "a prompt" if batch_size == 1 else f"a batch of {batch_size}"
@@ -159,8 +159,12 @@ class Study:
             f"{what} takes about {whole:.1f} s in all arms: {share:.0f} s of each process are enough for "
             + (f"about {max(1, round(share / whole))} of {groups}" if share < whole * groups else f"all {groups}")
         )
+        if (least := MIN_GROUPS_IN_ALL * whole) > seconds:
+            self.note(
+                f"{MIN_GROUPS_IN_ALL} are decoded at least: about {least:.0f} s instead of the {seconds:.0f} asked"
+            )
 
-    def _warm_up(self, process: Measuring, arms: Collection[Arm], share: float) -> int:
+    def _warm_up(self, process: Measuring, arms: Collection[Arm], share: float, seconds: float) -> int:
         """Decode the warm-up prompts at every batch size; returns the tokens of a slice."""
         length = 1
         for size in self.plan.batch_sizes:
@@ -174,7 +178,7 @@ class Study:
                 )
                 length = slice_length(next(run for run in warm if run.arm == PLAIN))
                 if self.num_processes == 1:
-                    self._note_duration(warm, size, share)
+                    self._note_duration(warm, size, share, seconds)
         return length
 
     def _num_left(self) -> int:

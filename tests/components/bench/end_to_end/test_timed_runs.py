@@ -216,6 +216,10 @@ def test_what_a_prompt_takes_is_said_before_the_long_part_begins(monkeypatch: py
     short = Course(monkeypatch, batch_sizes=[1])
     short.study.run(0.002, 2)
     assert short.notes[0].endswith(f"are enough for about {round(0.0006 / (5 * 8 / 9 * 1e-6 * 32))} of 6")
+    assert not any("at least" in note for note in short.notes)
+    shorter = Course(monkeypatch, batch_sizes=[1])
+    shorter.study.run(0.0005, 2)
+    assert shorter.notes[1].startswith("4 are decoded at least: about"), "4 * 32 * 5 * 8 / 9 microseconds are 0.57 ms"
 
 
 rounds_of_a_slice = st.lists(st.integers(1000, 2000), min_size=1, max_size=6)
