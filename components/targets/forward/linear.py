@@ -5,7 +5,8 @@ Five kernels compute x W^T; they differ in the layout of the weight they read an
   transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of some small layers;
   columns     (W x^T)^T on [out, in]: one row in blocks of W, in float32 the quickest there is; then it grows;
   prepacked   oneDNN's linear layer on a blocked layout: a dispatch of about 8 us, then nearly flat from 3 rows on;
-  convolved   oneDNN's convolution of width one, on another: a dispatch of 20 us, flat from 2 to 8 rows of large layers.
+  convolved   oneDNN's convolution of width one, on another: a dispatch of 20 us, flat from 2 to 8 rows of large layers;
+              with AVX-512 alone.
 Several are slower with one or two rows than with three or four. So rows may be padded with zeros to a number that is
 quicker: what plain decoding pays, too, for it is the baseline.
 
@@ -48,7 +49,7 @@ HOPELESS: Final = 1.5
 """A kernel that took this many times the quickest one's time in the first pass that counts has no more passes."""
 FAR_TOO_SLOW: Final = 8.0
 """A kernel that took this many times the quickest one's time on one layer is not timed on the others: without AVX-512,
-oneDNN convolves 1 or 2 rows two hundred times as slowly as 4."""
+oneDNN's product in bfloat16 is one, and opening a target would take a minute."""
 LARGE_ENOUGH: Final = 1 << 20
 """Bytes of a weight beside which what calling a kernel costs does not matter."""
 THOROUGH_PLACEMENTS: Final = 3
@@ -65,9 +66,8 @@ HELD_TWICE: Final = 256 << 20
 """Bytes of weights above which each is held in two layouts at most."""
 HELD_ONCE: Final = 1 << 30
 """Bytes of weights above which each is held in one layout only."""
-ONE_ROW_PRICE: Final = 1.1
-"""What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more,
-for speedups are over the time of one row, and a slower one flatters them.
+ONE_ROW_PRICE: Final = 1.25
+"""What one row may take with the layouts that are held, times its least: flat verification is worth so much, not more.
 """
 _LETTERS: Final[dict[str, Kernel]] = {
     "p": "plain",
@@ -208,9 +208,17 @@ def _padded(product: _Product, rows: int) -> _Product:
     return run
 
 
+def can_convolve() -> bool:
+    """Whether oneDNN convolves any number of rows quickly.
+
+    Without AVX-512, 1, 2, 5, 6, 9, 10 and about ten more numbers up to 32 took hundreds of times as long (AMD's Zen 3).
+    """
+    return "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
 def pack(weight: Tensor, kernel: Kernel) -> Any | None:
     """The weight in the layout of this kernel of oneDNN, or None where this build, device or dtype cannot."""
-    operators = _linear_operators() if kernel == "prepacked" else _convolution_operators()
+    operators = _linear_operators() if kernel == "prepacked" else _convolution_operators() if can_convolve() else None
     if operators is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     reorder, run = operators
@@ -278,8 +286,8 @@ def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS)) -> Kernels
 def _of_layouts(times: Times, most: int) -> Times:
     """The times of the kernels that read the best layouts, at most so many.
 
-    They have the least time over all numbers of rows, of which one row, the pass that drafting is compared with, counts
-    as much as all others together; with them, it takes at most ONE_ROW_PRICE of what it takes with any.
+    They have the least time over all numbers of rows, of those with which one row, the pass that drafting is compared
+    with, takes at most ONE_ROW_PRICE of what it takes with any.
     """
     timed_layouts = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
     least: dict[tuple[Kernel, ...], list[float]] = {}
@@ -288,11 +296,10 @@ def _of_layouts(times: Times, most: int) -> Times:
         as_they_are = [min(times[name][rows] for name in names) for rows in range(PROBED_ROWS)]
         least[names] = [min(as_they_are[rows:]) for rows in range(PROBED_ROWS)]
     one_row = min(of_names[0] for of_names in least.values())
-    in_all = {names: sum(of_names) + (PROBED_ROWS - 2) * of_names[0] for names, of_names in least.items()}
     allowed = [names for names, of_names in least.items() if of_names[0] <= ONE_ROW_PRICE * one_row]
-    best = min(allowed, key=lambda names: in_all[names])
+    best = min(allowed, key=lambda names: sum(least[names]))
     first = allowed[0]  # with the plain layout, if that is allowed
-    return {name: times[name] for name in (first if WORTH_A_LAYOUT * in_all[first] <= in_all[best] else best)}
+    return {name: times[name] for name in (first if WORTH_A_LAYOUT * sum(least[first]) <= sum(least[best]) else best)}
 
 
 def _time_kernels(layers: Sequence[Linear], placements: int) -> dict[Shape, Times]:

@@ -37,6 +37,15 @@ MIXES: list[Kernels] = [
 ]
 
 
+def test_nothing_is_convolved_without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many numbers of rows would take hundreds of times as long, of which eight are timed."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    layer = Linear(torch.randn(160, 128))
+    assert "convolved" not in calibrate([layer])[160, 128]
+    of_another_processor = Linear(torch.randn(160, 128), kernels=("prepacked", "convolved"))
+    assert of_another_processor.kernels == ("prepacked", "plain")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", MIXES)
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -160,7 +169,7 @@ def test_of_a_large_weight_its_first_rows_are_timed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:2cp,160x128:33v5o]", "thorough"]
+    "kernel", ["plain", "prepacked", "transposed", "mixed[32x48:cp,48x32:2cp,160x128:33o5c]", "thorough"]
 )
 def test_layers_are_laid_out_as_another_process_said(kernel: str) -> None:
     """What is said of them lays others of the same shapes out alike, and they compute the same."""
@@ -217,22 +226,11 @@ def test_the_one_layout_is_the_quickest_over_all_rows(slower: dict[Kernel, float
     times = {kernel: [slower.get(kernel, 1.0) * 1e3 * time for time in rows] for kernel in get_args(Kernel)}
     assert choose_kernels(times, most_layouts=1) == (chosen,) * linear.PROBED_ROWS
     one_row = min(times[chosen])
-    times["convolved"] = [1.12 * one_row] * len(rows)
-    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a tenth for flat verification, no more"
+    times["convolved"] = [1.3 * one_row] * len(rows)
+    assert choose_kernels(times, most_layouts=1)[0] == chosen, "one row pays a quarter for flat verification, no more"
     two = choose_kernels(times, most_layouts=2)
     assert two[0] != "convolved" and set(two[2:]) == {"convolved"}, "two layouts pay nothing"
-    times["convolved"] = [1.08 * one_row] * len(rows)
-    assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
-    nearly_flat = {name: [one_row * (1 + (at > 0) / 20)] * len(rows) for at, name in enumerate(times)}
-    assert set(choose_kernels(nearly_flat, most_layouts=1)) == {"plain"}
-
-
-def test_one_row_weighs_as_much_as_all_others() -> None:
-    times: dict[Kernel, list[float]] = {kernel: [9e3] * linear.PROBED_ROWS for kernel in get_args(Kernel)}
-    times["prepacked"] = [1000.0] + [1200.0] * 7
-    times["convolved"] = [1080.0] * 8
-    assert set(choose_kernels(times, most_layouts=1)) == {"prepacked"}, "8.6 ms beside 9.4 over all, yet 1.08 one row"
-    times["convolved"] = [1050.0] * 8
+    times["convolved"] = [1.2 * one_row] * len(rows)
     assert set(choose_kernels(times, most_layouts=1)) == {"convolved"}
 
 
