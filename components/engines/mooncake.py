@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import save
 
 from components.contract import UserError
 from components.engines.requests import RetryableError
@@ -98,7 +99,7 @@ class MooncakeReader:
             what = " ".join(str(error).partition("Transfer manifest")[0].split())
             raise RetryableError(f"mooncake: {what[:300]}") from error
         self._remove(transfer["handle"])
-        save_file(tensors, file)
+        write_tensors(tensors, file)
         return True
 
     def _remove(self, handle: str) -> None:
@@ -113,3 +114,11 @@ class MooncakeReader:
         self._threads.shutdown()
         connection: Any = self._store._store  # the package has no way to close it
         connection.close()
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Write a safetensors file under its own name, which the next attempt writes over.
+
+    safetensors' `save_file` writes one of a random name first, and a kill would leave that for ever.
+    """
+    file.write_bytes(save(tensors))
