@@ -508,12 +508,12 @@ def _slowness(
     trials: Mapping[Kernel, Sequence[tuple[Shape, Linear]]], inputs: Mapping[int, Tensor]
 ) -> dict[Kernel, float]:
     """How many times the quickest one's time each kernel takes on the smallest layer that is large enough to tell."""
+    itemsize = next(iter(inputs.values())).itemsize
+    num_bytes = [layer.out_features * layer.in_features * itemsize for _, layer in trials["plain"]]
+    chosen = num_bytes.index(min((size for size in num_bytes if size >= LARGE_ENOUGH), default=max(num_bytes)))
     spent: dict[Kernel, float] = {}
     for name, layers in trials.items():
-        by_size = sorted((layer for _, layer in layers), key=lambda layer: layer.out_features * layer.in_features)
-        x = next(iter(inputs.values()))
-        large = (layer for layer in by_size if layer.out_features * layer.in_features * x.itemsize >= LARGE_ENOUGH)
-        layer = next(large, by_size[-1])
+        layer = layers[chosen][1]
         layer(inputs[layer.in_features])  # oneDNN compiles a kernel at its first call
         spent[name] = _seconds(layer, inputs[layer.in_features])
     return {name: of_kernel / min(spent.values()) for name, of_kernel in spent.items()}
