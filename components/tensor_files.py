@@ -1,14 +1,16 @@
-"""Safetensors files from anywhere: checks that every byte belongs to a tensor and that every number is finite.
+"""Safetensors files: those from anywhere are checked, and those larger than memory are written piece by piece.
 
 The format (huggingface.co/docs/safetensors): eight bytes with the length of a JSON object, that object, which gives
-each tensor its type, shape and bytes, and the bytes. A header is checked before any library opens the file.
+each tensor its type, shape and bytes, and the bytes. Before any library opens a file, its header is checked: every byte
+belongs to a tensor. Every number must be finite.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -31,6 +33,12 @@ ITEM_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32"
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
+DTYPE_NAMES = {torch.bool: "BOOL", torch.int8: "I8", torch.int32: "I32", torch.int64: "I64"} | {
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+"""Of the types that we write piece by piece."""
+ALIGNMENT = 8  # bytes at which the tensors begin
 
 
 class TensorEntry(TypedDict):
@@ -142,3 +150,37 @@ def require_finite(tensors: Mapping[str, Tensor], location: str, remedy: str) ->
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
         if numbers.is_floating_point() and not bool(torch.isfinite(numbers).all()):
             raise UserError(f"{location}: {name} holds NaN or infinity; {remedy}")
+
+
+@contextmanager
+def written_by_rows(
+    file: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]
+) -> Iterator[Callable[[str, int, Tensor], None]]:
+    """Write a new safetensors file of which only the rows at hand are in memory.
+
+    tensors: the type and the shape of each. Gives a function (name, first, rows) that writes rows of a tensor from row
+    `first` on, in any order; rows that nobody writes are zeros.
+    """
+    header: dict[str, TensorEntry] = {}
+    end = 0
+    # The largest types first, as safetensors has them: so each tensor begins at a multiple of its type's bytes.
+    for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % ALIGNMENT)
+    start = len(text).to_bytes(8, "little") + text
+    with file.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(len(start) + end)
+
+        def write(name: str, first: int, rows: Tensor) -> None:
+            dtype, shape = tensors[name]
+            assert rows.dtype == dtype and list(rows.shape[1:]) == list(shape[1:]) and first + len(rows) <= shape[0], (
+                name
+            )
+            content = rows.contiguous().flatten().view(torch.uint8).numpy()
+            stream.seek(len(start) + header[name]["data_offsets"][0] + first * math.prod(shape[1:]) * dtype.itemsize)
+            stream.write(content.data)
+
+        yield write

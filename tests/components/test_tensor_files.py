@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from components.contract import UserError
-from components.tensor_files import headers_in, read_header, read_tensors, require_finite, unique_names
+from components.tensor_files import (
+    headers_in,
+    read_header,
+    read_tensors,
+    require_finite,
+    unique_names,
+    written_by_rows,
+)
 
 
 @pytest.fixture
@@ -51,3 +58,24 @@ def test_a_name_stands_once() -> None:
     assert unique_names([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="'a' stands twice"):
         unique_names([("a", 1), ("a", 2)])
+
+
+def test_a_file_written_by_rows_in_any_order_reads_as_what_was_written(tmp_path: Path) -> None:
+    """Every type that we write, an odd number of rows among them."""
+    whole = {
+        "states": torch.randn(5, 3).to(torch.bfloat16),
+        "small": torch.randn(5, 3).to(torch.float8_e4m3fn),
+        "exponents": torch.arange(5, dtype=torch.int8),
+        "mask": torch.tensor([True, False, True, True, False]),
+        "ids": torch.arange(5, dtype=torch.int32),
+        "offsets": torch.tensor([0, 2, 5]),
+        "none": torch.empty(0, 3, dtype=torch.int64),
+    }
+    layout = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in whole.items()}
+    with written_by_rows(tmp_path / "rows.safetensors", layout) as write:
+        for first, last in ((2, 5), (0, 2)):
+            for name, tensor in whole.items():
+                write(name, min(first, len(tensor)), tensor[first:last])
+    assert read_header(tmp_path / "rows.safetensors", "rows").keys() == whole.keys()
+    read = load_file(tmp_path / "rows.safetensors")
+    assert all(read[name].view(torch.uint8).equal(tensor.view(torch.uint8)) for name, tensor in whole.items())

@@ -35,10 +35,9 @@ from components.data.features.record import (
     check_space,
     chosen_taps,
     copy_answers,
-    encode_row,
     lengths_of,
-    write_encoded,
     write_features_manifest,
+    written_shard,
 )
 from components.data.features.served import StatesClient, read_states, where_states_come
 from components.data.formats.responses import Conversation, open_answers, read_shard
@@ -195,10 +194,11 @@ class _ServerRun:
 
     def _store(self, filling: _Filling) -> None:
         """Write a shard, then delete the files that it was made from."""
-        encoded_rows = []
-        for row, ids, _ in filling.conversations:
-            states = read_states(self.states.file_of(row.row_id), ids, self.states.shape)
-            encoded_rows.append(encode_row(states, self.storage, len(self.states.taps)))
-        write_encoded(filling.shard.file, filling.conversations, encoded_rows)
+        num_taps, hidden_size = len(self.states.taps), self.states.shape.hidden_size
+        with written_shard(
+            filling.shard.file, filling.conversations, self.storage, num_taps, hidden_size
+        ) as write_states:
+            for index, (row, ids, _) in enumerate(filling.conversations):
+                write_states(index, read_states(self.states.file_of(row.row_id), ids, self.states.shape))
         for row, _, _ in filling.conversations:
             discard(self.states.file_of(row.row_id))

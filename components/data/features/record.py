@@ -19,14 +19,14 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from components.contract import Context, Conversations, Features, ReportProgress, Target, UserError, unfinished
 from components.data.features.format import (
@@ -48,6 +48,7 @@ from components.targets.interface import AbstractTarget
 from components.targets.load import cached_target, target_facts, threads_for
 from components.targets.shape import TapLayers, check_tap_layers, taps_of
 from components.targets.spread import spread_shards
+from components.tensor_files import written_by_rows
 
 SPARE_BYTES: Final = 256 << 20
 """Disk space left free for everything else."""
@@ -163,36 +164,52 @@ def _write_shard(
 ) -> None:
     ids = [conversation.ids for conversation in conversations]
     lengths = [len(row) for row in ids]
-    encoded_rows: dict[int, dict[str, torch.Tensor]] = {}  # tensors of each row as stored on disk
     done = 0
-    for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
-        for index, states in states_by_row.items():
-            encoded_rows[index] = encode_row(states, shard.storage, len(shard.taps))
-            done += lengths[index]
-        report_progress(done / sum(lengths))
-    write_encoded(shard.file, conversations, [encoded_rows[index] for index in range(len(ids))])
+    with written_shard(
+        shard.file, conversations, shard.storage, len(shard.taps), model.shape.hidden_size
+    ) as write_states:
+        for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
+            for index, states in states_by_row.items():
+                write_states(index, states)
+                done += lengths[index]
+            report_progress(done / sum(lengths))
 
 
-def encode_row(states: States, storage: Storage, num_taps: int) -> dict[str, torch.Tensor]:
+@contextmanager
+def written_shard(
+    file: Path, conversations: Sequence[Conversation], storage: Storage, num_taps: int, hidden_size: int
+) -> Iterator[Callable[[int, States], None]]:
+    """Write a shard of features of which only the states at hand are in memory: of 64 k tokens of an 8B they are 2 GB.
+
+    Gives a function that writes the states of one conversation, by its place; they may come in any order.
+    """
+    offsets = torch.tensor([0, *(len(conversation.ids) for conversation in conversations)]).cumsum(0)
+    whole = {
+        "ids": torch.cat([conversation.ids for conversation in conversations]).to(torch.int32),
+        "mask": torch.cat([conversation.mask for conversation in conversations]),
+        "offsets": offsets,
+    }
+    nothing = States(torch.empty(0, num_taps * hidden_size), torch.empty(0, hidden_size))
+    by_rows = {
+        name: (rows.dtype, [len(whole["ids"]), *rows.shape[1:]])
+        for name, rows in _encoded(nothing, storage, num_taps).items()
+    }
+    at_once = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in whole.items()}
+    with written_whole(file) as partial, written_by_rows(partial, at_once | by_rows) as write:
+        for name, tensor in whole.items():
+            write(name, 0, tensor)
+
+        def write_states(index: int, states: States) -> None:
+            for name, rows in _encoded(states, storage, num_taps).items():
+                write(name, int(offsets[index]), rows)
+
+        yield write_states
+
+
+def _encoded(states: States, storage: Storage, num_taps: int) -> dict[str, torch.Tensor]:
     """The tensors of one row as stored on disk."""
     taps = encode("taps", states.taps.cpu(), storage, num_taps)
     return taps | encode("last", states.last.cpu(), storage, 1)
-
-
-def write_encoded(
-    file: Path, conversations: Sequence[Conversation], encoded_rows: Sequence[Mapping[str, torch.Tensor]]
-) -> None:
-    """Write a shard of features: these conversations and the tensors of each."""
-    ids = [conversation.ids for conversation in conversations]
-    tensors = {
-        "ids": torch.cat(ids).to(torch.int32),
-        "mask": torch.cat([conversation.mask for conversation in conversations]),
-        "offsets": torch.tensor([0, *map(len, ids)]).cumsum(0),
-    }
-    for name in encoded_rows[0]:
-        tensors[name] = torch.cat([row[name] for row in encoded_rows])
-    with written_whole(file) as partial:
-        save_file(tensors, partial)
 
 
 def write_features_manifest(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import shutil
+import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from components.contract import Context, Conversations, Prompts, Target, UserError
 from components.data import collect_prompts, features_on_the_fly, record_features, write_answers
-from components.data.features.format import open_features
+from components.data.features.format import States, forward_passes, open_features
 from components.data.formats.responses import open_answers
 from components.targets import load_target
 from components.targets.load import open_target
@@ -107,6 +108,28 @@ def test_features_repeat_bit_for_bit_after_a_kill(target: Target, answers: Conve
     again = record_features(target, answers, ctx=context(part))
     assert shards(part) == shards(whole.path)
     assert again.info == whole.info
+
+
+@pytest.mark.parametrize("storage", ["bf16", "fp8"])
+def test_a_shard_is_written_while_it_is_computed_and_states_of_earlier_passes_are_gone(
+    storage: Literal["bf16", "fp8"],
+    target: Target,
+    answers: Conversations,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a width of 4,096 the states of a shard of 256 long answers are gigabytes."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def passes(*arguments: Any) -> Iterator[dict[int, States]]:
+        for number, states_by_row in enumerate(forward_passes(*arguments)):
+            assert number < 2 or seen[number - 2]() is None
+            seen.append(weakref.ref(next(iter(states_by_row.values())).taps))
+            yield states_by_row
+
+    monkeypatch.setattr("components.data.features.record.forward_passes", passes)
+    record_features(target, answers, storage=storage, tokens_per_pass=8, ctx=context(tmp_path))
+    assert len(seen) == len(list(open_answers(answers).conversations())) >= 9
 
 
 def test_another_process_in_another_order_writes_the_same_bytes(
