@@ -501,6 +501,7 @@ class Workload:
             moved=rows.tokens / at_once * size.num_read(at_once) * itemsize,
             memory={
                 "target": size.num_params * itemsize,
+                "cache": round(at_once * size.kv_bytes * itemsize / 2),
                 "states": at_once * width * itemsize,
                 "activations": at_once
                 * WORKING_WIDTHS
