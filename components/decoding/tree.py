@@ -60,18 +60,6 @@ class DraftTreeRows:
             draft_probs={row_of[row]: probs for row, probs in self.draft_probs.items() if row in row_of},
         )
 
-    def retrieve_indices(self) -> Tensor:
-        """The rows of every path from row 0 to a leaf: int64 [paths, deepest + 1], -1 after the end of shorter ones."""
-        has_child = set(self.parents)
-        paths = []
-        for leaf in (row for row in range(len(self.parents)) if row not in has_child):
-            path = [leaf]
-            while self.parents[path[-1]] >= 0:
-                path.append(self.parents[path[-1]])
-            paths.append(path[::-1])
-        longest = max(map(len, paths))
-        return torch.tensor([path + [-1] * (longest - len(path)) for path in paths])
-
 
 @final
 class DraftTree:

@@ -10,12 +10,14 @@ same method, else with others. Else they are the defaults below.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from components.contract import Artifact, UserError
+from components.data.collect.prompts import bytes_of_first_prompts
 from components.positions import read_prompt_lengths
 from flows.planning.machines import PlannedMachine
 from flows.planning.remedies import remedy
@@ -61,6 +63,12 @@ MOST_TIMES_LARGER = 10.0
 """Than the work of a step that was timed, for its efficiency to speak for another: of a small one most is overhead."""
 MOST_PER_CASE = 4
 """Steps that calibrate another, the newest."""
+PROMPTS_SEEN = 200
+"""Of a file of prompts, the first, which say how long they are before any is answered."""
+BYTES_PER_TOKEN = 4
+"""Of English, Chinese and code alike, roughly, where a target has a large vocabulary."""
+TEMPLATE_TOKENS = 16
+"""That a chat template adds to a question, roughly."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ class Estimator:
 
     def run(self, wiring: Wiring, pipeline: str, sources: Mapping[str, Artifact]) -> RunEstimate:
         """Estimate the steps of a pipeline. sources: its outside inputs, by the name of each."""
-        workload = self._workload(self._lengths(pipeline))
+        workload = self._workload(_lengths_seen(wiring) | self._lengths(pipeline))
         self._outside(workload, sources)
         steps = []
         for step in wiring.steps:
@@ -324,3 +332,19 @@ class Estimator:
         if any(step.seconds_by == "assumed" for step in steps):
             words.append(f"a step whose work is not worked out takes {OTHER_SECONDS:g} s (assumed)")
         return tuple(words)
+
+
+def _lengths_seen(wiring: Wiring) -> dict[str, Lengths]:
+    """Mean lengths of the prompts in files that the pipeline collects, by `source_of` them."""
+    lengths: dict[str, Lengths] = {}
+    for step in wiring.steps:
+        if step.address == "data.collect_prompts":
+            try:
+                sizes = bytes_of_first_prompts(step.settings["source"], PROMPTS_SEEN)
+            except UserError:
+                continue  # `check` says so, and the step would
+            most = step.settings["max_prompt_characters"] or math.inf
+            if sizes := [size for size in sizes if size <= most]:
+                tokens = statistics.fmean(sizes) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
+                lengths[source_of(step.settings)] = Lengths(tokens, num_seen=len(sizes))
+    return lengths

@@ -59,7 +59,10 @@ WORKING_WIDTHS = 4
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean tokens of the rows that nothing is known about yet. measured: here, and not assumed."""
+    """Mean tokens of the rows that nothing is known about yet.
+
+    measured: here, and not assumed. num_seen: prompts of the source whose bytes were counted.
+    """
 
     prompt_tokens: float = 256
     answer_share: float = 1.0
@@ -68,6 +71,7 @@ class Lengths:
     longest_test: float = 0
     """The longest test prompt; 0: not known."""
     measured: bool = False
+    num_seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -476,7 +480,7 @@ class Workload:
             self._assume(f"answers have {rows.answer_tokens:,.0f} tokens", lengths.measured)
             if lengths.measured or not rows.prompt_tokens:
                 rows = replace(rows, prompt_tokens=lengths.prompt_tokens)
-            self._assume(f"prompts have {rows.prompt_tokens:,.0f} tokens", lengths.measured)
+            self._assume(f"prompts have {rows.prompt_tokens:,.0f} tokens", lengths.measured, lengths.num_seen)
         longest = min(stage.settings.get("max_prompt_tokens", math.inf), ONCE_AGAIN * rows.prompt_tokens)
         self.rows[stage.name] = replace(rows, longest_prompt=longest)
         return self.rows[stage.name]
@@ -551,8 +555,9 @@ class Workload:
         source = self.sources.get(stage.name) or self.sources.get(self._input(stage, "prompts"), "")
         return self.lengths.get(stage.name) or self.lengths.get(source) or Lengths()
 
-    def _assume(self, what: str, measured: bool) -> None:
-        self.assumed[f"{what}{', as measured here' if measured else ' (assumed)'}"] = None
+    def _assume(self, what: str, measured: bool, num_seen: int = 0) -> None:
+        seen = f" (by the bytes of the first {num_seen} of them)" if num_seen else " (assumed)"
+        self.assumed[f"{what}{', as measured here' if measured else seen}"] = None
 
 
 HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {

@@ -115,6 +115,30 @@ def _tables(source: str, set_aside: SetAside) -> Iterator[Table]:
         yield str(file), stem_of(file), read_rows(file, set_aside)
 
 
+def bytes_of_first_prompts(source: str, most: int) -> list[int]:
+    """Bytes of each of the first usable questions, as UTF-8 with their system prompts, of files of this machine.
+
+    [] for the standard library and for a data set on a hub.
+
+    Raises:
+        UserError: the files cannot be read.
+    """
+    if source == STDLIB or source.startswith(PREFIX):
+        return []
+    sizes: list[int] = []
+    for _, _, rows in _tables(source, lambda *_: None):
+        for _, row in rows:
+            try:
+                question = read_shape(row)
+            except BadRow:  # the step sets it aside, and counts it
+                continue
+            texts = [question.text or "", *(message["content"] for message in question.messages or ())]
+            sizes.append(sum(len(text.encode("utf-8", "replace")) for text in texts))
+            if len(sizes) == most:
+                return sizes
+    return sizes
+
+
 def read_items(
     tables: Callable[[SetAside], Iterable[Table]],
     read: Callable[[Any, str, str], Item],

@@ -89,14 +89,6 @@ def test_rows_see_their_ancestors_and_lie_at_their_depth(shape: TreeShape, seed:
     visible = tree.visible()
     for i, j in itertools.product(range(len(paths)), repeat=2):
         assert bool(visible[i, j]) == (paths[i][: len(paths[j])] == paths[j])
-    indices = tree.retrieve_indices()
-    walked = {row for path in indices.tolist() for row in path if row >= 0}
-    assert walked == set(range(len(paths)))
-    for path in indices.tolist():
-        rows = [row for row in path if row >= 0]
-        assert [len(paths[row]) for row in rows] == list(range(len(rows)))
-        assert all(paths[later][:-1] == paths[earlier] for earlier, later in itertools.pairwise(rows))
-        assert rows[-1] not in tree.parents
 
 
 def survives(path: tuple[int, ...], rule: StopRule, seed: int) -> bool:

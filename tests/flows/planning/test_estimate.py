@@ -238,3 +238,19 @@ def test_every_way_of_decoding_that_has_its_turns_is_counted() -> None:
         most = max(len(depths_to_run("around", [chosen], trained)) for chosen in range(1, trained + 1))
         assert 3 + most <= arms_of(whole, [trained]) <= 4 + most
     assert arms_of({**whole, "depths": [1, 2]}, [7]) == 3 + 2
+
+
+def test_prompts_in_a_file_are_as_long_as_its_first_rows_say(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
+    """A bad row and one that is left out for its length change nothing; a file that is gone leaves the assumption."""
+    made = job(str(CONFIGS / "meta-llama--Llama-3.1-8B-Instruct"))
+    rows = [{"messages": [{"role": "user", "content": "字" * 100}]}] * 300 + [{"prompt": "a" * 5000}]
+    lines = ["{not json", *(json.dumps(row) for row in reversed(rows))]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    made = made.with_setting("prompts", source=str(tmp_path / "chats.jsonl"), max_prompt_characters=1000)
+    code, said, steps = planned(draftsmith, made, tmp_path, "--on", "h100")
+    tokens = 100 * 3 / 4 + 16
+    assert code == 0 and steps["features"]["disk"] == pytest.approx(1000 * (tokens + 512) * 32_778, rel=1e-3)
+    assert "prompts have 91 tokens (by the bytes of the first 199 of them)" in said["assumed"]
+    (tmp_path / "chats.jsonl").unlink()
+    _, said, _ = planned(draftsmith, made, tmp_path, "--on", "h100")
+    assert "prompts have 256 tokens (assumed)" in said["assumed"]
