@@ -34,11 +34,14 @@ def training_speed() -> tuple[str, str]:
 
 
 def training_memory() -> tuple[str, str]:
-    """What a training step of an 8B target's drafter holds at its peak."""
-    found = record("training-memory-8b", timed=False)
+    """What a training step of an 8B target's drafter holds at its peak; every case of the newest record that has it."""
+    found, cases = record("training-memory-8b", timed=False), dict[tuple[str, int], dict[str, Any]]()
+    for file in sorted(RESULTS.glob("training-memory-8b-20*.json")):
+        results = json.loads(file.read_text(encoding="utf-8"))["results"]
+        cases.update({(result["side"], result["tokens"]): result for result in results})
     names = {"ours": "ours", "recompute": "ours, `recompute: true`", "theirs": f"speculators {found['speculators']}"}
     rows = []
-    shown = [result for result in found["results"] if result["side"] in names]
+    shown = [result for result in cases.values() if result["side"] in names]
     for result in sorted(shown, key=lambda each: (each["tokens"], list(names).index(each["side"]))):
         failed = "more than there was: it failed" if "failed" in result else ""
         ratio = f"{result['estimate_over_peak']:.2f}" if "estimate_over_peak" in result else ""
