@@ -16,9 +16,12 @@ Row = tuple[str, ...]
 
 def record(name: str, *, timed: bool = True) -> dict[str, Any]:
     """The newest record of a benchmark, on that machine where it is `timed`."""
-    files = sorted(RESULTS.glob(f"{name}-20*.json"), reverse=True)
-    records: Iterable[dict[str, Any]] = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    return next(one for one in records if not timed or one["machine"]["machine_id"] == MACHINE)
+    return next(one for one in reversed(records(name)) if not timed or one["machine"]["machine_id"] == MACHINE)
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    """All records of a benchmark, the oldest first."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob(f"{name}-20*.json"))]
 
 
 def markdown(head: Row, rows: Iterable[Row]) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from benchmarks.record import RESULTS
-from benchmarks.tables import METHOD_NAMES, markdown, record
+from benchmarks.tables import METHOD_NAMES, markdown, record, records
 
 
 def training_speed() -> tuple[str, str]:
     """A training step beside that of speculators; every row of the newest record that has it."""
     found, results = record("training-speed", timed=False), {}
-    for file in sorted(RESULTS.glob("training-speed-20*.json")):
-        one = json.loads(file.read_text(encoding="utf-8"))
+    for one in records("training-speed"):
         results.update({name: (result, one["measured_at"][:10]) for name, result in one["results"].items()})
     rows = [
         (
@@ -36,9 +33,8 @@ def training_speed() -> tuple[str, str]:
 def training_memory() -> tuple[str, str]:
     """What a training step of an 8B target's drafter holds at its peak; every case of the newest record that has it."""
     found, cases = record("training-memory-8b", timed=False), dict[tuple[str, int], dict[str, Any]]()
-    for file in sorted(RESULTS.glob("training-memory-8b-20*.json")):
-        results = json.loads(file.read_text(encoding="utf-8"))["results"]
-        cases.update({(result["side"], result["tokens"]): result for result in results})
+    for one in records("training-memory-8b"):
+        cases.update({(result["side"], result["tokens"]): result for result in one["results"]})
     names = {"ours": "ours", "recompute": "ours, `recompute: true`", "theirs": f"speculators {found['speculators']}"}
     rows = []
     shown = [result for result in cases.values() if result["side"] in names]

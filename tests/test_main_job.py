@@ -7,6 +7,7 @@ and experts, and one that transformers' does. Speed is not asserted here (see be
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 from tiny_pipeline import (
+    KILLED,
     NUM_STEPS,
     artifacts,
     draftsmith,
+    draftsmith_killed,
     environment,
     finished_at,
     rows,
@@ -130,3 +133,30 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         assert not home.exists() and {path: path.stat().st_mtime_ns for path in away.rglob("*")} == original
     finally:
         away.rename(home)
+
+
+def test_a_killed_run_ends_with_the_same_weights(finished: Any, tmp_path: Path) -> None:
+    """SIGKILL while it writes answers and trains either drafter, then the same command: finished steps stay, weights
+    equal bit for bit. Of moments drawn at random there are fifty in the soak (test_soak.py).
+    """
+    reference, file = finished(OURS)
+    before = sorted(artifacts(reference).items(), key=lambda of: finished_at(reference)[of[0]])
+    (answers,) = [key for key, content in before if content["kind"] == "Conversations"]
+    drafts = [key for key, content in before if content["kind"] == "Draft"]
+    assert len(drafts) == 2
+    chance = random.Random(1)
+    home = tmp_path / "home"
+    arguments = ["run", "tiny", "--direct", "--file", str(file), "--to", "draft"]
+    seen: dict[str, int] = {}
+    for key in (answers, *drafts):
+        begun = home / "partial" / key
+        assert draftsmith_killed(home, chance.uniform(0.0, 0.5), *arguments, once=begun.exists) == KILLED
+        now = finished_at(home)
+        assert key not in now and {made: now.get(made) for made in seen} == seen, "a finished step was made again"
+        seen = now
+    done = draftsmith(home, *arguments)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert {key: finished_at(home).get(key) for key in seen} == seen, "a finished step was made again"
+    for key in drafts:
+        weights = "model.safetensors"
+        assert (home / "store" / key / weights).read_bytes() == (reference / "store" / key / weights).read_bytes()

@@ -10,7 +10,6 @@ same method, else with others. Else they are the defaults below.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,7 +151,8 @@ class Estimator:
 
     def run(self, wiring: Wiring, pipeline: str, sources: Mapping[str, Artifact]) -> RunEstimate:
         """Estimate the steps of a pipeline. sources: its outside inputs, by the name of each."""
-        workload = self._workload(_lengths_seen(wiring) | self._lengths(pipeline))
+        measured = self._lengths(pipeline)
+        workload = self._workload(measured | _lengths_seen(wiring, measured))
         self._outside(workload, sources)
         steps = []
         for step in wiring.steps:
@@ -334,17 +334,17 @@ class Estimator:
         return tuple(words)
 
 
-def _lengths_seen(wiring: Wiring) -> dict[str, Lengths]:
-    """Mean lengths of the prompts in files that the pipeline collects, by `source_of` them."""
+def _lengths_seen(wiring: Wiring, measured: Mapping[str, Lengths]) -> dict[str, Lengths]:
+    """Mean lengths of the prompts in files of which no length was measured, by `source_of` them."""
     lengths: dict[str, Lengths] = {}
     for step in wiring.steps:
-        if step.address == "data.collect_prompts":
+        if step.address == "data.collect_prompts" and (source := source_of(step.settings)) not in measured:
+            file, longest = step.settings["source"], step.settings["max_prompt_characters"]
             try:
-                sizes = bytes_of_first_prompts(step.settings["source"], PROMPTS_SEEN)
+                sizes = bytes_of_first_prompts(file, PROMPTS_SEEN, longest)
             except UserError:
                 continue  # `check` says so, and the step would
-            most = step.settings["max_prompt_characters"] or math.inf
-            if sizes := [size for size in sizes if size <= most]:
+            if sizes:
                 tokens = statistics.fmean(sizes) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
-                lengths[source_of(step.settings)] = Lengths(tokens, num_seen=len(sizes))
+                lengths[source] = Lengths(tokens, num_seen=len(sizes))
     return lengths

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from components.contract import Context, Prompts, UserError
@@ -31,6 +32,8 @@ from components.text import as_utf8
 Table = tuple[str, str, Iterator[tuple[int, Any]]]
 """(location, name, rows with their lines)."""
 Item = TypeVar("Item")
+LONGEST_IN_ROWS: Final = 4000
+"""Characters of the longest prompt of rows, where the setting says nothing."""
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 """Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
 _EVALUATION: Final = ("test", "warm_up", "validation")
@@ -63,7 +66,7 @@ def collect_prompts(
     else:
         prompts = _stdlib_prompts(workload)
     shortest = min_prompt_characters or (1 if from_rows else 40)
-    longest = max_prompt_characters or (4000 if from_rows else 400)
+    longest = max_prompt_characters or (LONGEST_IN_ROWS if from_rows else 400)
     forbidden = questions_of_source(keep_out, max_rows, counts, ctx) if keep_out else frozenset[int]()
     candidates = _allowed(prompts, shortest, longest, forbidden, counts)
     if from_rows:
@@ -115,28 +118,28 @@ def _tables(source: str, set_aside: SetAside) -> Iterator[Table]:
         yield str(file), stem_of(file), read_rows(file, set_aside)
 
 
-def bytes_of_first_prompts(source: str, most: int) -> list[int]:
-    """Bytes of each of the first usable questions, as UTF-8 with their system prompts, of files of this machine.
+def bytes_of_first_prompts(source: str, most: int, max_prompt_characters: int | None) -> list[int]:
+    """Bytes as UTF-8 of each of the first `most` usable questions of files of this machine, but for those too long.
 
-    [] for the standard library and for a data set on a hub.
+    System prompts count. [] for the standard library and for a data set on a hub.
 
     Raises:
         UserError: the files cannot be read.
     """
     if source == STDLIB or source.startswith(PREFIX):
         return []
-    sizes: list[int] = []
-    for _, _, rows in _tables(source, lambda *_: None):
-        for _, row in rows:
-            try:
-                question = read_shape(row)
-            except BadRow:  # the step sets it aside, and counts it
-                continue
-            texts = [question.text or "", *(message["content"] for message in question.messages or ())]
-            sizes.append(sum(len(text.encode("utf-8", "replace")) for text in texts))
-            if len(sizes) == most:
-                return sizes
-    return sizes
+    prompts: list[Prompt] = []
+    rows = (row for _, _, rows in _tables(source, lambda *_: None) for _, row in rows)
+    while len(prompts) < most and (row := next(rows, None)) is not None:
+        with suppress(BadRow):  # the step sets it aside, and counts it
+            prompts.append(prompt_of(read_shape(row), "train", "", ""))
+    longest = max_prompt_characters or LONGEST_IN_ROWS
+    texts = (
+        prompt.text or "".join(message["content"] for message in prompt.messages or ())
+        for prompt in prompts
+        if prompt.num_characters <= longest
+    )
+    return [len(text.encode("utf-8", "replace")) for text in texts]
 
 
 def read_items(

@@ -194,10 +194,8 @@ class _ServerRun:
 
     def _store(self, filling: _Filling) -> None:
         """Write a shard, then delete the files that it was made from."""
-        num_taps, hidden_size = len(self.states.taps), self.states.shape.hidden_size
-        with written_shard(
-            filling.shard.file, filling.conversations, self.storage, num_taps, hidden_size
-        ) as write_states:
+        num_taps, size = len(self.states.taps), self.states.shape.hidden_size
+        with written_shard(filling.shard.file, filling.conversations, self.storage, num_taps, size) as write_states:
             for index, (row, ids, _) in enumerate(filling.conversations):
                 write_states(index, read_states(self.states.file_of(row.row_id), ids, self.states.shape))
         for row, _, _ in filling.conversations:

@@ -164,10 +164,8 @@ def _write_shard(
 ) -> None:
     ids = [conversation.ids for conversation in conversations]
     lengths = [len(row) for row in ids]
-    done = 0
-    with written_shard(
-        shard.file, conversations, shard.storage, len(shard.taps), model.shape.hidden_size
-    ) as write_states:
+    done, num_taps, size = 0, len(shard.taps), model.shape.hidden_size
+    with written_shard(shard.file, conversations, shard.storage, num_taps, size) as write_states:
         for states_by_row in forward_passes(model, ids, shard.tokens_per_pass, shard.taps):
             for index, states in states_by_row.items():
                 write_states(index, states)
