@@ -1,9 +1,10 @@
 """A linear layer that picks its kernel by the number of rows: decoding has 1 row, verification k + 1.
 
-Five kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
+Six kernels compute x W^T; they differ in the layout of the weight they read and in how they grow with the rows:
   plain       `F.linear` on [out, in]: on x86 a matrix-vector product, then a jump of up to two at the second row;
   transposed  on a contiguous [in, out]: the quickest for 1 to 3 rows of some small layers;
   columns     (W x^T)^T on [out, in]: one row in blocks of W, in float32 the quickest there is; then it grows;
+  streamed    our own on [out, in]: W is read once for up to 8 rows, which without AVX-512 nothing else does;
   prepacked   oneDNN's linear layer on a blocked layout: a dispatch of about 8 us, then nearly flat from 3 rows on;
   convolved   oneDNN's convolution of width one, on another: a dispatch of 20 us, flat from 2 to 8 rows of large layers;
               with AVX-512 alone.
@@ -13,7 +14,7 @@ quicker: what plain decoding pays, too, for it is the baseline.
 Which wins depends on shape, dtype, rows and machine, so `calibrate` times them, on one weight of each shape where
 weights are large, and kernel_times.py remembers. A small model may hold a weight in several layouts, each for the
 numbers of rows for which it is the quickest; a large one holds every weight once. Packing uses private operators of
-PyTorch; where they are missing or refuse, the other three remain.
+PyTorch; where they are missing or refuse, the others remain; `streamed` needs a C compiler.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from components.targets.forward.kernel_times import (
     recall_times,
     remember_times,
 )
+from components.targets.forward.streamed import MOST_ROWS, can_stream, functions, streamed
 
 Kernels = tuple[Kernel | int, ...]
 """The kernel for 1 row, 2 rows, ...; the last one serves every larger number. A number: padded to so many rows."""
@@ -60,7 +62,12 @@ equally good kernels would otherwise flip from run to run."""
 WORTH_PADDING: Final = 0.95
 """Rows are padded only if that needs less than this share of the time without, in which padding itself counts."""
 PADDING_MICROSECONDS: Final = 4.0
-LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (("plain", "columns"), ("transposed",), ("prepacked",), ("convolved",))
+LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (
+    ("plain", "columns", "streamed"),
+    ("transposed",),
+    ("prepacked",),
+    ("convolved",),
+)
 """Kernels that read the same layout."""
 HELD_TWICE: Final = 256 << 20
 """Bytes of weights above which each is held in two layouts at most."""
@@ -73,9 +80,12 @@ _LETTERS: Final[dict[str, Kernel]] = {
     "p": "plain",
     "t": "transposed",
     "c": "columns",
+    "s": "streamed",
     "o": "prepacked",
     "v": "convolved",
 }
+STREAMED_IN_PIECES: Final = 32
+"""Rows up to which `streamed` takes eight at a time. A plain product of more is quicker, where there is a quick one."""
 PACKED_FOR: Final = 8
 """Rows that oneDNN is told of when it packs: told of one row, it leaves the layout as it is."""
 MOST_CONVOLVED: Final = 32
@@ -96,7 +106,7 @@ CACHE_BYTES: Final = 32 << 20
 class Linear:
     """y = x W^T + b for x [N, in] -> contiguous [N, out], from a plain weight [out, in]; no gradients.
 
-    kernels: see Kernels; where oneDNN cannot pack this weight, its kernels fall back to "plain".
+    kernels: see Kernels; what this weight cannot have, packed by oneDNN or streamed, falls back to "plain".
     """
 
     __slots__ = (
@@ -123,8 +133,10 @@ class Linear:
         self.packed: dict[Kernel | int, Any] = {kernel: pack(weight, kernel) for kernel in PACKED if kernel in kernels}
         if None in self.packed.values():
             kernels = tuple("plain" if self.packed.get(kernel, weight) is None else kernel for kernel in kernels)
+        if "streamed" in kernels and not can_stream(weight):
+            kernels = tuple("plain" if kernel == "streamed" else kernel for kernel in kernels)
         self.kernels = kernels
-        self.weight = weight if {"plain", "columns"} & set(kernels) else None
+        self.weight = weight if {"plain", "columns", "streamed"} & set(kernels) else None
         self.weight_t = weight.t().contiguous() if "transposed" in kernels else None
         # Functions of the class: bound methods would be reference cycles, and the weights would live until the garbage
         # collector runs.
@@ -132,6 +144,7 @@ class Linear:
             "plain": Linear._plain,
             "transposed": Linear._transposed,
             "columns": Linear._columns,
+            "streamed": Linear._streamed,
             "prepacked": Linear._prepacked,
             "convolved": Linear._convolved,
         }
@@ -177,6 +190,15 @@ class Linear:
             y = torch.mm(self.weight, x.t()).t()
         return y.contiguous() if self.bias is None else (self.bias + y).contiguous()
 
+    def _streamed(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        rows = x.shape[0]
+        if rows == 0 or (rows > STREAMED_IN_PIECES and _has_quick_product(x.dtype)):
+            return self._plain(x)
+        if rows <= MOST_ROWS:
+            return streamed(x, self.weight, self.bias)
+        return torch.cat([streamed(piece, self.weight, self.bias) for piece in x.split(MOST_ROWS)])
+
     def _prepacked(self, x: Tensor) -> Tensor:
         operators = _linear_operators()
         assert operators is not None
@@ -214,6 +236,12 @@ def can_convolve() -> bool:
     Without AVX-512, 1, 2, 5, 6, 9, 10 and about ten more numbers up to 32 took hundreds of times as long (AMD's Zen 3).
     """
     return "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+
+@functools.cache
+def _has_quick_product(dtype: torch.dtype) -> bool:
+    """Whether PyTorch's product of many rows is quick; in bfloat16 it is where the processor or oneDNN knows it."""
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack(weight: Tensor, kernel: Kernel) -> Any | None:
@@ -289,7 +317,7 @@ def _of_layouts(times: Times, most: int) -> Times:
     They have the least time over all numbers of rows, of those with which one row, the pass that drafting is compared
     with, takes at most ONE_ROW_PRICE of what it takes with any.
     """
-    timed_layouts = [layout for layout in LAYOUTS if times.keys() >= set(layout)]
+    timed_layouts = [names for layout in LAYOUTS if (names := tuple(name for name in layout if name in times))]
     least: dict[tuple[Kernel, ...], list[float]] = {}
     for layouts in itertools.combinations(timed_layouts, min(most, len(timed_layouts))):
         names = tuple(name for layout in layouts for name in layout)
@@ -335,6 +363,7 @@ def _time_placement(sample: Sequence[_Piece], evicted: Tensor | None) -> Iterato
     """(kernel, rows, shape, seconds) of one copy of the sample, of which each layout is in memory once, for so long."""
     copies = [piece._replace(weight=piece.weight.clone()) for piece in sample]
     names: list[Kernel] = ["plain", "transposed", "columns"]
+    names += ["streamed"] if functions() is not None else []
     names += [kernel for kernel in PACKED if pack(copies[0].weight, kernel) is not None]
     trials = {
         name: [(piece.shape, Linear(piece.weight, piece.bias, kernels=(name,))) for piece in copies] for name in names
@@ -403,7 +432,7 @@ def lay_out(layers: Sequence[Linear], kernel: str = "auto") -> str:
 def describe_kernels(layers: Sequence[Linear]) -> str:
     """ "plain", "prepacked", or every shape's kernels, a letter for each of 1 to 8 rows: "mixed[1152x192:33tccooo]".
 
-    p plain, t transposed, c columns, o prepacked and v convolved (oneDNN); a digit: padded to so many rows.
+    p plain, t transposed, c columns, s streamed, o prepacked and v convolved (oneDNN); a digit: padded to so many rows.
     """
     used = {layer.shape: layer.kernels for layer in layers}
     names = {name for kernels in used.values() for name in kernels}

@@ -31,6 +31,7 @@ MIXES: list[Kernels] = [
     ("prepacked",),
     ("transposed",),
     ("columns",),
+    ("streamed",),
     ("convolved",),
     ("transposed", "plain", "columns", "prepacked"),
     (3, 3, "convolved", 5, "prepacked", 8, "columns", "convolved"),
