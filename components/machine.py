@@ -59,6 +59,11 @@ def describe_machine(device: str = "cpu") -> Machine:
     )
 
 
+def c_compiler() -> str | None:
+    """The path of the C compiler, CC or `cc`, which makes linear layers quicker; None where there is none."""
+    return shutil.which(os.environ.get("CC") or "cc")
+
+
 def num_usable_cores() -> int:
     """Cores this process may use: its affinity, and a container's share where its control group sets one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -24,7 +24,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from components.machine import describe_machine
+from components.machine import c_compiler, describe_machine
 
 SOURCE: Final = Path(__file__).with_suffix(".c")
 MOST_ROWS: Final = 8
@@ -92,7 +92,9 @@ def _compiled() -> Path:
         OSError: the compiler or the cache folder cannot be used.
         subprocess.SubprocessError: it does not compile.
     """
-    compiler = os.environ.get("CC") or "cc"
+    compiler = c_compiler()
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
     what = "\n".join((compiler, *FLAGS, describe_machine().machine_id, sys.platform))
     digest = hashlib.sha256(what.encode() + SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith" / "compiled"

@@ -44,6 +44,16 @@ def test_a_version_that_breaks_the_server_is_refused_with_its_remedy(
         check_versions()
 
 
+def test_a_machine_without_a_c_compiler_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert [finding.verdict for finding in findings(tmp_path / "home", "C compiler")] == ["ok"]
+    compiler.unlink()
+    (found,) = findings(tmp_path / "home", "C compiler")
+    assert found.verdict == "note" and "gcc" in found.remedy
+
+
 def test_what_is_installed_here_does_not_break_it() -> None:
     check_versions()
 
