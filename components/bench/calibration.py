@@ -6,8 +6,9 @@ count), all decode the same text in turn, and the one with the fastest plain ste
 measurement. Kernels are then picked layer by layer; if the plain ones together still win, they become a second
 baseline, the *rival*. Drafters get their kernels last, on those threads.
 
-Of a target above HELD_TWICE bytes there is one at a time: thread counts are compared on plain kernels, the picked ones
-are timed, then the plain ones once more, and where these clearly win they are the choice and there is no rival.
+Of a target above HELD_TWICE bytes there is one at a time: thread counts are compared on one kernel for all layers,
+`streamed` where there is one, since PyTorch's plain product of one row hardly gains by a second thread. Then the picked
+kernels are timed, then the plain ones, and where these clearly win they are the choice and there is no rival.
 
 The choice is itself a measurement: processes that choose for themselves seldom take the same kernels, and in a noisy
 moment other threads, so that predictions would be of another engine than the one that decodes. Measuring steps take the
@@ -34,6 +35,7 @@ from components.decoding.session import Session
 from components.drafts.storage.files import read_record
 from components.machine import free_ram, give_memory_back
 from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
+from components.targets.forward.streamed import functions
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 from components.text import kernel_in_words
@@ -284,7 +286,7 @@ def _best_count(
 ) -> tuple[int, list[Trial]]:
     """The thread count with the quickest plain step (at a tie the smaller one), and facts of all trials."""
     if _is_held_once(target, dtype):
-        once = _open(target, counts[-1], dtype, device, "plain")
+        once = _open(target, counts[-1], dtype, device, "plain" if functions() is None else "streamed")
         candidates = [once._replace(num_threads=count) for count in counts]
     else:
         candidates = [_open(target, count, dtype, device, "auto") for count in counts]

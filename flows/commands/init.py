@@ -22,7 +22,7 @@ from flows.commands.terminal import DEFAULT_FILE, Invocation, echo
 from flows.planning.machines import find_machine
 from flows.planning.plan import check_file
 from flows.planning.this_machine import has_cuda
-from flows.planning.workload import in_bytes
+from flows.planning.workload import CHARACTERS_PER_TOKEN, in_bytes
 from storage.artifacts.store import Store
 
 TEMPLATE = Path(__file__).with_name("first_pipeline.yaml.jinja")
@@ -31,7 +31,6 @@ NAME = re.compile(r"[a-z][a-z0-9-]*")
 NO_DATA = "python-stdlib"
 ROOMY = 512  # positions that the steps' own settings have room in, for prompts of the usual length too
 ANSWER_TOKENS = 96  # of an answer, where the steps' own settings stay
-CHARACTERS_PER_TOKEN = 3  # of a prompt, fewer than English text has
 LONGEST_PROMPT = 4000  # characters, that data.collect_prompts takes unless it is told otherwise
 
 

@@ -48,7 +48,7 @@ SERVED_SHARE = 0.85
 ONCE_AGAIN = 3
 """How many times as long as the mean the longest prompt is taken to be, within max_prompt_tokens."""
 CHARACTERS_PER_TOKEN = 3
-"""Of the longest test prompt that is collected: fewer than English text has."""
+"""Of a long prompt: fewer than English text has."""
 NUM_TAPS = len(taps_of(FEWEST_LAYERS_OF_USUAL_TAPS))
 """Layers that a drafter reads, where its settings do not say."""
 MOST_AROUND = 7
@@ -543,8 +543,11 @@ class Workload:
 
     def _with_prompts(self, rows: Rows, stage: Stage) -> Rows:
         lengths, most = self._lengths_of(stage), stage.settings.get("max_prompt_characters") or 0
-        longest = lengths.longest_test or most / CHARACTERS_PER_TOKEN
-        mean = lengths.prompt_tokens if lengths.measured or not longest else min(lengths.prompt_tokens, longest)
+        mean, longest = lengths.prompt_tokens, lengths.longest_test or most / CHARACTERS_PER_TOKEN
+        if lengths.num_seen:  # of the text itself, which may be Chinese: a token a character
+            longest = max(longest, mean)
+        elif longest and not lengths.measured:
+            mean = min(mean, longest)
         return replace(rows, prompt_tokens=mean, longest_test=longest)
 
     @property

@@ -251,7 +251,7 @@ def test_prompts_in_a_file_are_as_long_as_its_first_rows_say(draftsmith: Cli, ho
     tokens = 100 * 3 / 4 + 16
     assert code == 0 and steps["features"]["disk"] == pytest.approx(1000 * (tokens + 512) * 32_778, rel=1e-3)
     assert "prompts have 91 tokens (by the bytes of the first 199 of them)" in said["assumed"]
-    in_characters = made.with_setting("prompts", max_prompt_characters=280)  # of three bytes each
+    in_characters = made.with_setting("prompts", max_prompt_characters=120)  # which are 40 tokens of English
     assert planned(draftsmith, in_characters, tmp_path, "--on", "h100")[1]["assumed"] == said["assumed"]
     (tmp_path / "chats.jsonl").unlink()
     _, said, _ = planned(draftsmith, made, tmp_path, "--on", "h100")
