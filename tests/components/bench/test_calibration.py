@@ -11,11 +11,19 @@ import pytest
 import torch
 from chosen_depths import policy_of_depths
 
-from components.bench import autotune, compare_end_to_end, measure_step_cost
-from components.bench.calibration import Tuning, clearly_faster, peak_of_choice, read_tuning, resolve_tuning
+from components.bench import autotune, calibration, compare_end_to_end, measure_step_cost
+from components.bench.calibration import (
+    Tuning,
+    choose_engine,
+    clearly_faster,
+    peak_of_choice,
+    read_tuning,
+    resolve_tuning,
+)
 from components.bench.measurement import process as measuring_process
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, Request, read_rows
+from components.targets.forward.streamed import functions
 
 COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
 """Kernels that no timing picks on its own: 2 rows at most, and then the last."""
@@ -64,6 +72,23 @@ def test_what_is_chosen_is_what_was_tried(
     assert set(info["draft_kernels"]) == {draft.key for draft in drafts}
     given = read_tuning(Measurements("t", ctx.out, info), target, drafts, "float32", 0, ctx, machine)
     assert given == Tuning(**{name: info[name] for name in Tuning._fields[:-1]}, tried=[])
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_thread_counts_of_a_large_target_are_compared_on_one_kernel(
+    has_compiler: bool, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's product of one row gains nothing by a second thread, where our kernel gains a quarter."""
+    if has_compiler and functions() is None:
+        pytest.skip("needs a C compiler")
+    if not has_compiler:
+        monkeypatch.setattr(calibration, "functions", lambda: None)
+    monkeypatch.setattr(calibration, "HELD_TWICE", 0)
+    chosen = choose_engine(target, [], [1, 2, 3], dtype="float32", device="cpu", max_threads=2)
+    compared = [(trial["num_threads"], trial["kernel"]) for trial in chosen.tried[:2]]
+    kernel = "streamed" if has_compiler else "plain"
+    assert compared == [(1, kernel), (2, kernel)]
+    assert not chosen.rival, "it is held once"
 
 
 def test_a_choice_that_memory_has_no_room_for_is_refused_before_it_is_made(
