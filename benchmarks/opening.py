@@ -320,7 +320,14 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
         f"{name} {chosen['said'] / 1e9:.2f} GB said, {chosen['peak'] / 1e9:.2f} taken in {chosen['seconds']:.0f} s"
         for name, chosen in found["autotune"].items()
     )
-    release = found["release"]
+    tuned = f" `bench.autotune`: {choices}." if choices else ""
+    loaded = ""
+    if release := found["release"]:
+        loaded = (
+            f" A released drafter of the built-in target: `mlflow.pyfunc.load_model` "
+            f"{release['first']['load_seconds']:.1f} s, again {release['again']['load_seconds']:.1f} s, after "
+            f"{release['again']['import_seconds']:.1f} s of imports."
+        )
     with_llama_cpp = " / llama.cpp" if any("llama_cpp_rows_ms" in case for case in found["cases"].values()) else ""
     engines = f"ours / transformers{with_llama_cpp}"
     return (
@@ -331,11 +338,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
         "(ours the first time, and `transformers`). Then plain decoding after "
         f"{len(CONTEXT)} tokens in turns (llama.cpp: its llama-bench on the same weights, converted), and what 2 to "
         f"{MOST_ROWS} rows of one pass cost in rows. 125M and 0.6B (Qwen3's shape, tied) have random weights, stored "
-        "in bfloat16. "
-        f"`bench.autotune`: {choices}. A released drafter of the built-in target: "
-        f"`mlflow.pyfunc.load_model` {release['first']['load_seconds']:.1f} s, again "
-        f"{release['again']['load_seconds']:.1f} s, after {release['again']['import_seconds']:.1f} s of imports."
-        f"{found.get('note', '')}",
+        f"in bfloat16.{tuned}{loaded}{found.get('note', '')}",
         (
             "target",
             "threads",
