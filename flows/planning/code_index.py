@@ -2,7 +2,7 @@
 
 Starting at the step's function, every name it uses is followed to the top-level definition it stands for: in the same
 module, or through imports (at the top or inside functions) in other modules of the same packages. A class counts whole,
-a module used in a way that cannot be resolved counts whole. A template named in the code counts as code.
+a module used in a way that cannot be resolved counts whole. A template or C file that the code names counts as code.
 
 Of a registry only the entries that the settings name are followed. A registry is a module-level dict literal of
 "module:Class" texts, or of calls, `Method(draft_class="module:Class", trained=False)`, whose arguments are all given by
@@ -28,7 +28,7 @@ from components.source_code import syntax_tree
 
 BODY = "(module body)"  # statements that run on import and define no name
 _ENTRY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-_FILE = re.compile(r"^[\w-]+(\.[\w-]+)*\.(jinja|html|css|js|json|sql|txt|md)$")
+_FILE = re.compile(r"^[\w-]+(\.[\w-]+)*\.(jinja|html|css|js|json|sql|txt|md|c)$")
 _SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind", "returns", "type_params"})
 
 Import = tuple[str, str | None]  # (module, symbol), symbol None for `import module`

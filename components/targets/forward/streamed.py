@@ -26,7 +26,7 @@ from torch import Tensor
 
 from components.machine import c_compiler, describe_machine
 
-SOURCE: Final = Path(__file__).with_suffix(".c")
+SOURCE: Final = Path(__file__).with_name("streamed.c")
 MOST_ROWS: Final = 8
 INPUTS_DIVIDE_BY: Final = 32
 MOST_INPUTS: Final = 1 << 16

@@ -159,11 +159,12 @@ def test_outside_facts_enter_the_key(box: Box) -> None:
     assert changed(keys(before), keys(box.plan())) == set(keys(before))
 
 
-def test_a_template_named_in_the_code_is_code(box: Box) -> None:
-    (box.folder / "toys" / "page.html.jinja").write_text("one")
-    box.edit("grow.py", "title + ", 'title + "page.html.jinja" + ')
+@pytest.mark.parametrize("name", ["page.html.jinja", "kernels.c"])
+def test_a_file_named_in_the_code_is_code(box: Box, name: str) -> None:
+    (box.folder / "toys" / name).write_text("one")
+    box.edit("grow.py", "title + ", f'title + "{name}" + ')
     before = keys(box.plan())
-    (box.folder / "toys" / "page.html.jinja").write_text("two")
+    (box.folder / "toys" / name).write_text("two")
     assert changed(before, keys(box.plan())) == {"page"}
 
 
