@@ -56,8 +56,11 @@ def remember(name: str, entries: Mapping[str, object]) -> bool:
     return True
 
 
+def cache_folder() -> Path:
+    """Draftsmith's part of the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+
+
 def _file(name: str) -> Path:
     home = os.environ.get("DRAFTSMITH_HOME")
-    if home:
-        return Path(home) / name
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftsmith" / name
+    return (Path(home) if home else cache_folder()) / name

@@ -241,7 +241,8 @@ def can_convolve() -> bool:
 @functools.cache
 def _has_quick_product(dtype: torch.dtype) -> bool:
     """Whether PyTorch's product of many rows is quick; in bfloat16 it is where the processor or oneDNN knows it."""
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    knows_bfloat16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # private: a build may lack it
+    return dtype == torch.float32 or (knows_bfloat16 is not None and bool(knows_bfloat16()))
 
 
 def pack(weight: Tensor, kernel: Kernel) -> Any | None:

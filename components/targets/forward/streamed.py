@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from components.machine import c_compiler, describe_machine
+from components.targets.remembered import cache_folder
 
 SOURCE: Final = Path(__file__).with_name("streamed.c")
 MOST_ROWS: Final = 8
@@ -54,18 +55,9 @@ def streamed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     compiled = functions()
     assert compiled is not None and 1 <= x.shape[0] <= MOST_ROWS and x.dtype == weight.dtype
     x = x.contiguous()
-    rows, num_out = x.shape[0], weight.shape[0]
-    y = torch.empty(rows, num_out, dtype=x.dtype)
-    compiled[x.dtype](
-        weight.data_ptr(),
-        x.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        num_out,
-        x.shape[1],
-        rows,
-        torch.get_num_threads(),
-    )
+    y = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype)
+    pointers = (None if each is None else each.data_ptr() for each in (weight, x, bias, y))
+    compiled[x.dtype](*pointers, *weight.shape, x.shape[0], torch.get_num_threads())
     return y
 
 
@@ -97,7 +89,7 @@ def _compiled() -> Path:
         raise FileNotFoundError("no C compiler")
     what = "\n".join((compiler, *FLAGS, describe_machine().machine_id, sys.platform))
     digest = hashlib.sha256(what.encode() + SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith" / "compiled"
+    folder = cache_folder() / "compiled"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
