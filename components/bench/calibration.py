@@ -35,7 +35,7 @@ from components.decoding.session import Session
 from components.drafts.storage.files import read_record
 from components.machine import free_ram, give_memory_back
 from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
-from components.targets.forward.streamed import functions
+from components.targets.forward.compiled import compiled_functions
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 from components.text import kernel_in_words
@@ -286,7 +286,7 @@ def _best_count(
 ) -> tuple[int, list[Trial]]:
     """The thread count with the quickest plain step (at a tie the smaller one), and facts of all trials."""
     if _is_held_once(target, dtype):
-        once = _open(target, counts[-1], dtype, device, "plain" if functions() is None else "streamed")
+        once = _open(target, counts[-1], dtype, device, "plain" if compiled_functions() is None else "streamed")
         candidates = [once._replace(num_threads=count) for count in counts]
     else:
         candidates = [_open(target, count, dtype, device, "auto") for count in counts]

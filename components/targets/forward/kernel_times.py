@@ -14,7 +14,7 @@ from typing import Final, Literal
 import torch
 
 from components.machine import describe_machine
-from components.targets.forward.streamed import functions
+from components.targets.forward.compiled import compiled_functions
 from components.targets.remembered import recall, remember
 
 Kernel = Literal["plain", "transposed", "columns", "streamed", "prepacked", "convolved"]
@@ -58,7 +58,7 @@ def _machine_id() -> str:
 
 def _is_whole(entry: object) -> bool:
     """Whether an entry holds a time for every kernel and number of rows: the file may have been edited."""
-    wanted = ALWAYS | {"streamed"} if functions() is not None else ALWAYS  # a compiler may have come, or gone
+    wanted = ALWAYS | {"streamed"} if compiled_functions() is not None else ALWAYS  # a compiler may have come, or gone
     if not isinstance(entry, dict) or entry.keys() - set(PACKED) != wanted:
         return False
     return all(

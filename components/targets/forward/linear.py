@@ -39,7 +39,8 @@ from components.targets.forward.kernel_times import (
     recall_times,
     remember_times,
 )
-from components.targets.forward.streamed import MOST_ROWS, can_stream, functions, streamed
+from components.targets.forward.compiled import compiled_functions
+from components.targets.forward.streamed import MOST_ROWS, can_stream, streamed
 
 Kernels = tuple[Kernel | int, ...]
 """The kernel for 1 row, 2 rows, ...; the last one serves every larger number. A number: padded to so many rows."""
@@ -364,7 +365,7 @@ def _time_placement(sample: Sequence[_Piece], evicted: Tensor | None) -> Iterato
     """(kernel, rows, shape, seconds) of one copy of the sample, of which each layout is in memory once, for so long."""
     copies = [piece._replace(weight=piece.weight.clone()) for piece in sample]
     names: list[Kernel] = ["plain", "transposed", "columns"]
-    names += ["streamed"] if functions() is not None else []
+    names += ["streamed"] if compiled_functions() is not None else []
     names += [kernel for kernel in PACKED if pack(copies[0].weight, kernel) is not None]
     trials = {
         name: [(piece.shape, Linear(piece.weight, piece.bias, kernels=(name,))) for piece in copies] for name in names

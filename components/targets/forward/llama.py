@@ -6,7 +6,7 @@ weights. It therefore differs from the reference implementation in transformers:
   - q and k rows are permuted at load so that a rotary pair lies side by side: rotation is one in-place complex product;
   - in float32, norm weights and sqrt(H) are folded into the following linear layer, leaving x / sqrt(|x|^2 + H eps);
   - keys and values of all layers live in one tensor, allocated once, and are written in place;
-  - experts run one after the other over the rows that chose them, each read in place: rows are sorted by expert once.
+  - on a CPU with a C compiler, norm, rotation, gate and the attention of few rows are one function each of our own.
 Permutation leaves q.k as it is; folding changes rounding only (the tests hold logits to transformers within 1e-4).
 
 Which families it runs, and what differs between them, architecture.py reads from their configuration.
@@ -27,15 +27,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from components.outside_json import JsonObject
 from components.targets.forward.architecture import (
     ENDS,
-    Activation,
-    ClampedSwiglu,
     ReadWeight,
     architecture_of,
     ends_of,
     read_apart,
     tensors_of,
 )
+from components.targets.forward.attention import can_attend
 from components.targets.forward.linear import Layouts, Linear
+from components.targets.forward.mlp import Experts, Mlp
+from components.targets.forward.rows import can_process, normed, rotate
 from components.targets.forward.static_cache import (
     Scoring,
     StaticCache,
@@ -48,9 +49,6 @@ from components.targets.forward.static_cache import (
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass, TreeRows
 from components.targets.shape import TapLayers, TargetShape, kv_bytes_per_token
 
-ROWS_AT_ONCE: Final = 8192
-"""Rows that one feed-forward pass takes: a prefill of many long prompts would hold gate and up of all of them."""
-
 EMBEDDING: Final = "model.embed_tokens.weight"
 ReadTable = Callable[[str], Tensor | None]
 """Gives a matrix of the checkpoint by its name, as it is stored; None for a small one, which is better copied."""
@@ -59,93 +57,13 @@ LAID_OUT: Final = 4 << 30
 """Bytes of experts up to which they get layouts beside the plain one: a mixture is held in memory once for each."""
 
 
-class Mlp(NamedTuple):
-    """down(act(gate(x)) * up(x)), with gate and up as one linear layer."""
-
-    gate_up: Linear
-    down: Linear
-    activation: Activation | ClampedSwiglu
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[N, H] -> [N, H]."""
-        if x.shape[0] > ROWS_AT_ONCE:
-            return torch.cat([self.down(self.inner(rows)) for rows in x.split(ROWS_AT_ONCE)])
-        return self.down(self.inner(x))
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + self(x), by the last layer's own kernel where it can."""
-        if x.shape[0] > ROWS_AT_ONCE:
-            pieces = zip(residual.split(ROWS_AT_ONCE), x.split(ROWS_AT_ONCE), strict=True)
-            return torch.cat([self.down.add_to(at, self.inner(rows)) for at, rows in pieces])
-        return self.down.add_to(residual, self.inner(x))
-
-    def inner(self, x: Tensor) -> Tensor:
-        """What the last layer reads, [N, intermediate size]."""
-        gate, up = self.gate_up(x).chunk(2, dim=1)
-        if isinstance(self.activation, ClampedSwiglu):
-            alpha, limit = self.activation
-            gate = gate.clamp(max=limit)
-            return up.clamp(-limit, limit).add_(1.0).mul_(torch.sigmoid(gate * alpha).mul_(gate))
-        if self.activation == "silu":
-            return F.silu(gate).mul_(up)
-        return F.gelu(gate, approximate="tanh").mul_(up)
-
-    def linears(self) -> list[Linear]:
-        """Its linear layers, in the order in which they run."""
-        return [self.gate_up, self.down]
-
-
-class Experts:
-    """A mixture: each row goes to the `per_token` experts that the router scores highest, weighed by its softmax.
-
-    is_normalised: whether the weights of a row's experts add up to one.
-    """
-
-    def __init__(self, router: Linear, experts: Sequence[Mlp], per_token: int, is_normalised: bool) -> None:
-        self.router, self.experts = router, list(experts)
-        self.per_token, self.is_normalised = per_token, is_normalised
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[N, H] -> [N, H]."""
-        return self.add_to(torch.zeros_like(x), x)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + self(x)."""
-        weights, expert_ids = self.router(x).softmax(dim=-1, dtype=torch.float32).topk(self.per_token, dim=-1)
-        if self.is_normalised:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        if x.shape[0] == 1:
-            for expert, weight in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True):
-                mlp = self.experts[expert]
-                if mlp.down.bias is None:
-                    residual = mlp.down.add_to(residual, mlp.inner(x).mul_(weight))
-                else:
-                    residual = torch.add(residual, mlp(x), alpha=weight)
-            return residual
-        by_row = expert_ids.flatten()
-        order = by_row.argsort(stable=True)
-        rows = order // self.per_token
-        counts = by_row.bincount(minlength=len(self.experts)).tolist()
-        sorted_rows, start, outputs = x[rows], 0, []
-        for mlp, count in zip(self.experts, counts, strict=True):
-            if count:
-                outputs.append(mlp(sorted_rows.narrow(0, start, count)))
-                start += count
-        weighed = torch.cat(outputs).mul_(weights.flatten()[order].to(x.dtype).unsqueeze(1))
-        return residual.index_add(0, rows, weighed)
-
-    def linears(self) -> list[Linear]:
-        """Its linear layers, in the order in which they run."""
-        return [self.router, *(linear for mlp in self.experts for linear in mlp.linears())]
-
-
 class _Layer(NamedTuple):
     qkv: Linear
     out: Linear
     mlp: Mlp | Experts
     attention_norm: Tensor | None  # None where folded into the next linear layer
     mlp_norm: Tensor | None
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    qk_norm: Tensor | None  # float32 [heads + kv_heads, head_dim]
     added_norms: tuple[Tensor, Tensor] | None  # of what attention and MLP add, Gemma 2 and 3
     scoring: Scoring
 
@@ -197,6 +115,7 @@ class FastTarget(AbstractTarget):
         # |x| / sqrt(H) with the norm's epsilon inside: hypot(|x|, sqrt(H eps)); the 1 / sqrt(H) is folded into weights
         self._floor = torch.tensor(math.sqrt(shape.hidden_size * self._eps), device=device)
         self._head_floor = torch.tensor(math.sqrt(self._head_dim * self._eps), device=device)
+        self._in_one = device.type == "cpu" and can_process(dtype, shape.hidden_size, shape.head_dim)
         self._windows = tuple(set(architecture.windows))
         self._embedding_scale = None
         if architecture.embedding_scale != 1.0:
@@ -217,7 +136,7 @@ class FastTarget(AbstractTarget):
     def _fetch_norm(self, read: ReadWeight, name: str) -> Tensor:
         """What the norm multiplies by; Gemma adds one in float32, as bfloat16 would lose most of the weight's bits."""
         weight = self._fetch(read, name)
-        if self.architecture.exact_norms:
+        if self.architecture.exact_norms or (self._in_one and not self.architecture.plus_one):
             return weight.float()
         return 1.0 + weight.float() if self.architecture.plus_one else weight
 
@@ -279,7 +198,7 @@ class FastTarget(AbstractTarget):
         qk_norm = None
         if self.architecture.qk_norm:
             norms = [self._fetch_norm(read, f"{prefix}self_attn.{part}_norm.weight")[pairs] for part in "qk"]
-            qk_norm = torch.cat([norms[0].expand(self._heads, -1), norms[1].expand(self._kv_heads, -1)])
+            qk_norm = torch.cat([norms[0].expand(self._heads, -1), norms[1].expand(self._kv_heads, -1)]).float()
         added_norms = None
         if self.architecture.sandwich:
             names = [f"{prefix}post_{part}_layernorm.weight" for part in ("attention", "feedforward")]
@@ -308,7 +227,7 @@ class FastTarget(AbstractTarget):
 
         def mlp(prefix: str, gate: str, up: str, down: str) -> Mlp:
             last = self._linear(self._fetch(read, f"{prefix}.{down}.weight"))
-            return Mlp(first(f"{prefix}.{gate}", f"{prefix}.{up}"), last, self.architecture.activation)
+            return Mlp(first(f"{prefix}.{gate}", f"{prefix}.{up}"), last, self.architecture.activation, self._in_one)
 
         layer, settings = f"model.layers.{index}", self.architecture.experts
         if settings is None or not settings.layers[index]:
@@ -324,7 +243,7 @@ class FastTarget(AbstractTarget):
             halves = torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], dim=1).t()
             biases = torch.cat([gate_up_bias[::2], gate_up_bias[1::2]])
             last = self._linear(down.t(), down_bias)
-            experts.append(Mlp(scaled(halves, biases), last, self.architecture.activation))
+            experts.append(Mlp(scaled(halves, biases), last, self.architecture.activation, self._in_one))
         weight, bias = (self._fetch(read, f"{module}.{settings.router}.{part}") for part in ("weight", "bias"))
         return Experts(scaled(weight, bias), experts, settings.per_token, settings.is_normalised)
 
@@ -478,29 +397,29 @@ class FastTarget(AbstractTarget):
     ) -> Tensor:
         heads, all_heads = self._heads, self._heads + 2 * self._kv_heads
         qkv = layer.qkv(self._normed(x, layer.attention_norm)).view(batch, rows, all_heads, self._head_dim)
-        self._rotate(qkv.narrow(2, 0, heads + self._kv_heads), layer.qk_norm, geometry.rotations[index])
-        new = qkv.narrow(2, heads, 2 * self._kv_heads)
-        if geometry.slots is not None:
-            geometry.slots[index].copy_(new.transpose(1, 2))
+        slots, rotation = None if geometry.slots is None else geometry.slots[index], geometry.rotations[index]
+        if self._in_one:
+            rotate(qkv, self._kv_heads, layer.qk_norm, self._head_dim * self._eps, rotation, slots)
         else:
+            self._rotate(qkv.narrow(2, 0, heads + self._kv_heads), layer.qk_norm, rotation)
+        new = qkv.narrow(2, heads, 2 * self._kv_heads)
+        if slots is None:
             assert geometry.scatter is not None
             from_sequence, from_row, sequence, column = geometry.scatter
             cache.kv[index][sequence, :, column] = new[from_sequence, from_row]
-        queries = qkv.narrow(2, 0, heads).transpose(1, 2)
-        # The CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows.
-        grouped = batch > 1 and rows == 1 and x.device.type == "cpu"
-        if grouped:
-            queries = queries.reshape(batch, self._kv_heads, -1, self._head_dim)
-        attended = attend(queries, geometry.keys[index], geometry.values[index], geometry.views[index], layer.scoring)
-        if grouped:
-            attended = attended.reshape(batch, heads, 1, self._head_dim)
-        attended = attended.transpose(1, 2).reshape(batch * rows, -1)
+        elif not self._in_one:
+            slots.copy_(new.transpose(1, 2))
+        queries, view = qkv.narrow(2, 0, heads), geometry.views[index]
+        attended = attend(queries, geometry.keys[index], geometry.values[index], view, layer.scoring)
+        attended = attended.view(batch * rows, -1)
         norms = layer.added_norms
         x = layer.out.add_to(x, attended) if norms is None else x + self._normed(layer.out(attended), norms[0])
-        normed = self._normed(x, layer.mlp_norm)
-        return layer.mlp.add_to(x, normed) if norms is None else x + self._normed(layer.mlp(normed), norms[1])
+        inner = self._normed(x, layer.mlp_norm)
+        return layer.mlp.add_to(x, inner) if norms is None else x + self._normed(layer.mlp(inner), norms[1])
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if self._in_one:
+            return normed(x, weight, self.shape.hidden_size * self._eps)
         if weight is None:
             return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
         return self._rms_norm(x, weight)
@@ -522,6 +441,8 @@ class FastTarget(AbstractTarget):
 
     def final_norm(self, last: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `last`."""
+        if self._in_one and not last.requires_grad:
+            return normed(last.reshape(-1, last.shape[-1]), self._norm, last.shape[-1] * self._eps).view(last.shape)
         return self._rms_norm(last, self._norm)
 
     def unembed(self, normed: Tensor) -> Tensor:

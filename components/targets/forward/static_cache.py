@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from components.targets.forward.attention import MOST_ROWS, attend_rows, can_attend
 from components.targets.interface import AbstractCache, TreeRows
 
 
@@ -143,10 +144,30 @@ class Scoring(NamedTuple):
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scoring: Scoring) -> Tensor:
-    """Attention of queries [B, heads, T, d] over keys and values [B, kv_heads, S, d] from column view.first on.
+    """Attention of queries [B, T, heads, d] over keys and values [B, kv_heads, S, d] from column view.first on.
 
-    Fewer heads of queries than kv_heads divide are an error.
+    The result is contiguous, [B, T, heads * d]. Fewer heads of queries than kv_heads divide are an error.
     """
+    batch, num_rows, heads, size = queries.shape
+    on_cpu, mask = queries.device.type == "cpu", view.mask
+    if on_cpu and num_rows <= MOST_ROWS and not scoring.cap and can_attend(queries.dtype, size):
+        mask = chain_mask(num_rows, 0, 0, queries) if view.is_causal else mask
+        sinks = None if scoring.sinks is None else scoring.sinks.float()
+        scale = scoring.scale or size**-0.5
+        return attend_rows(queries, keys, values, mask, first=view.first, scale=scale, sinks=sinks).flatten(2)
+    rows = queries.transpose(1, 2)
+    # The CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows.
+    grouped = on_cpu and batch > 1 and num_rows == 1
+    if grouped:
+        rows = rows.reshape(batch, keys.shape[1], -1, size)
+    attended = _attend_many(rows, keys, values, view, scoring)
+    if grouped:
+        attended = attended.reshape(batch, heads, 1, size)
+    return attended.transpose(1, 2).reshape(batch, num_rows, -1)
+
+
+def _attend_many(queries: Tensor, keys: Tensor, values: Tensor, view: View, scoring: Scoring) -> Tensor:
+    """As `attend`, of and to [B, heads, T, d], by PyTorch's operators."""
     mask, scale, has_groups = view.mask, scoring.scale, queries.shape[1] != keys.shape[1]
     materialises = scoring.materialises
     if not (materialises or view.in_blocks):

@@ -2,55 +2,12 @@
 
    A tile is a few outputs by all rows. Its sums stay in registers, a vector of partial sums each, while it runs along a
    block of inputs. Every row's sum is taken in the same order, whatever rows are beside it. */
-#include <stdint.h>
-#include <string.h>
-#ifdef __FMA__
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
-#ifdef __AVX512F__
-#define WIDTH 16
-#else
-#define WIDTH 8
-#endif
 #define MOST_ROWS 8
 #define BLOCK 4096 /* inputs whose 8 rows of x, 128 KiB, stay in a core's cache; shorter blocks stream W less well */
 #define CHUNK 32  /* outputs that a thread takes at once */
 #define SMALL (1 << 15) /* weights below which other threads are not worth waking */
-#define UNROLLED _Pragma("GCC unroll 8")
-#define INLINED static inline __attribute__((always_inline))
-
-typedef float floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef uint32_t words __attribute__((vector_size(4 * WIDTH), aligned(2), may_alias));
-
-/* Written out, since a compiler that may fuse does so in some tiles and not in others: the last bits would then depend
-   on how many rows there are. */
-INLINED floats fused(floats a, floats b, floats sum) {
-#if defined __AVX512F__
-  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined __FMA__
-  return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
-#else
-  return sum + a * b;
-#endif
-}
-
-INLINED float widened(uint16_t value) {
-  union { uint32_t bits; float number; } wide = {(uint32_t)value << 16};
-  return wide.number;
-}
-
-INLINED uint16_t narrowed(float value) { /* to the nearest bfloat16, ties to even, as PyTorch */
-  union { float number; uint32_t bits; } wide = {value};
-  if (value != value) return 0x7fc0;
-  return (uint16_t)((wide.bits + 0x7fff + ((wide.bits >> 16) & 1)) >> 16);
-}
-
-INLINED float sum_of(floats partial) {
-  float sum = 0;
-  for (int lane = 0; lane < WIDTH; lane++) sum += partial[lane];
-  return sum;
-}
 
 INLINED void store_f32(float *y, float value) { *y = value; }
 INLINED void store_b16(uint16_t *y, float value) { *y = narrowed(value); }

@@ -23,7 +23,7 @@ from components.bench.calibration import (
 from components.bench.measurement import process as measuring_process
 from components.contract import Context, DepthPolicy, Draft, Machine, Measurements, Prompts, Target, UserError
 from components.rows import CostCell, Request, read_rows
-from components.targets.forward.streamed import functions
+from components.targets.forward.compiled import compiled_functions
 
 COLUMNS = "mixed[32x32:tc,32x64:cp,64x32:cc,128x32:cp]"
 """Kernels that no timing picks on its own: 2 rows at most, and then the last."""
@@ -79,7 +79,7 @@ def test_thread_counts_of_a_large_target_are_compared_on_one_kernel(
     has_compiler: bool, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's product of one row gains nothing by a second thread, where our kernel gains a quarter."""
-    if has_compiler and functions() is None:
+    if has_compiler and compiled_functions() is None:
         pytest.skip("needs a C compiler")
     if not has_compiler:
         monkeypatch.setattr(calibration, "functions", lambda: None)

@@ -21,7 +21,7 @@ from components.contract import UserError
 from components.targets.forward import llama
 from components.targets.forward.architecture import ClampedSwiglu
 from components.targets.forward.linear import Linear
-from components.targets.forward.llama import Experts, Mlp
+from components.targets.forward.mlp import Experts, Mlp
 from components.targets.load import open_target
 
 
@@ -68,7 +68,7 @@ def mixture(is_normalised: bool, is_biased: bool) -> Experts:
         bias = torch.randn(rows, generator=dice) if is_biased else None
         return Linear(torch.randn(rows, columns, generator=dice) / columns**0.5, bias)
 
-    experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu") for _ in range(COUNT)]
+    experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu", False) for _ in range(COUNT)]
     return Experts(linear(COUNT, WIDTH), experts, CHOSEN, is_normalised)
 
 
@@ -107,7 +107,7 @@ def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool
 )
 def test_an_mlp_applies_its_activation(activation: Any, gated: Callable[[Tensor], Tensor], up: float) -> None:
     """Every up is the sum 1.5; up: what it counts as."""
-    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), activation)
+    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), activation, False)
     x = torch.tensor([[0.5, -1.0, 2.0]])
     torch.testing.assert_close(mlp(x), gated(x) * up)
     torch.testing.assert_close(mlp.add_to(x, x), x + mlp(x))

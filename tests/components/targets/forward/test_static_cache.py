@@ -159,8 +159,10 @@ def numbers(batch: int, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor
 
 def assert_attends(parts: tuple[Tensor, Tensor, Tensor], view: View, seen: Tensor, scoring: Scoring) -> None:
     queries, keys, values = parts
-    given = attend(queries, keys[:, :, view.first :], values[:, :, view.first :], view, scoring)
-    torch.testing.assert_close(given, by_definition(queries, keys, values, seen, scoring), rtol=1e-4, atol=1e-5)
+    rows = queries.transpose(1, 2)
+    given = attend(rows.contiguous(), keys[:, :, view.first :], values[:, :, view.first :], view, scoring)
+    exact = by_definition(queries, keys, values, seen, scoring).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(given, exact, rtol=1e-4, atol=1e-5)
 
 
 def within(rows: Tensor, keys: Tensor, window: int) -> Tensor:

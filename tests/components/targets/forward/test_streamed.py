@@ -15,17 +15,18 @@ import torch.nn.functional as F
 from components.targets.forward import streamed as module
 from components.targets.forward.kernel_times import recall_times, remember_times
 from components.targets.forward.linear import STREAMED_IN_PIECES, Linear, calibrate
-from components.targets.forward.streamed import MOST_ROWS, can_stream, functions, streamed
+from components.targets.forward.compiled import compiled_functions
+from components.targets.forward.streamed import MOST_ROWS, can_stream, streamed
 
-needs_compiler = pytest.mark.skipif(functions() is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
 
 
 @pytest.fixture
 def found_anew() -> Iterator[None]:
     """The library is looked for again, before and after."""
-    functions.cache_clear()
+    compiled_functions.cache_clear()
     yield
-    functions.cache_clear()
+    compiled_functions.cache_clear()
 
 
 @needs_compiler
@@ -100,7 +101,7 @@ def test_without_a_compiler_there_is_no_such_kernel(
     layer = Linear(torch.randn(160, 128), kernels=("streamed",))
     assert layer.kernels == ("plain",)
     assert "streamed" not in calibrate([Linear(torch.randn(160, 128))])[160, 128]
-    assert not list(tmp_path.rglob("streamed*")), "nothing of it is left"
+    assert not list(tmp_path.rglob("forward-*")), "nothing of it is left"
 
 
 @needs_compiler
@@ -119,20 +120,20 @@ def test_a_library_that_others_could_have_written_is_not_loaded(
     found_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert functions() is not None
+    assert compiled_functions() is not None
     (folder,) = tmp_path.glob("*/compiled")
     assert folder.stat().st_mode & 0o077 == 0
     folder.chmod(0o777)
-    functions.cache_clear()
-    assert functions() is None
+    compiled_functions.cache_clear()
+    assert compiled_functions() is None
 
 
 @needs_compiler
 def test_it_runs_on_pytorchs_own_threads(tmp_path: Path) -> None:
     """One OpenMP runtime is in the process: two would have twice the threads, which fight for the cores."""
     program = (
-        "from components.targets.forward.streamed import functions\n"
-        "assert functions()\n"
+        "from components.targets.forward.compiled import compiled_functions\n"
+        "assert compiled_functions()\n"
         "files = {line.split()[-1] for line in open('/proc/self/maps')}\n"
         "print(*sorted(file for file in files if 'omp' in file.rpartition('/')[2]), sep='\\n')"
     )

@@ -1,0 +1,67 @@
+"""Attention of few rows over a cache of keys and values, in a function of our own that reads each of them once.
+
+PyTorch's operator is made for many rows. With one to eight it takes two to four times as long as memory needs for keys
+and values in float32, and up to twenty times in bfloat16 without native products: after 2,000 columns more than all
+weights of a small model take. attention.c is compiled where it runs (compiled.py).
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from components.targets.forward.compiled import Sight, address, compiled_functions
+
+MOST_ROWS: Final = 16
+"""Rows of a sequence: with more, products of matrices are as quick."""
+MOST_SIZE: Final = 256
+"""Numbers of a head, of which arrays on a thread's stack have room for 16 rows."""
+SIZES_DIVIDE_BY: Final = 16
+CHUNK: Final = 256
+"""Columns of a task, as attention.c has it."""
+
+
+def attend_rows(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    *,
+    first: int,
+    scale: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """softmax(scale q k^T + mask) v for few rows: contiguous [B, T, heads, D].
+
+    A row's bits depend neither on the rows beside it nor on `first`, as long as what it sees is the same.
+
+    queries: [B, T, heads, D]; keys, values: [B, kv_heads, S, D] with equal strides, columns `first` and on of a cache;
+    mask: [T, S] or [B, 1, T, S], of the queries' dtype; sinks: float32 [heads], scores that have no value.
+    """
+    batch, rows, heads, size = queries.shape
+    kv_heads, columns = keys.shape[1], keys.shape[2]
+    assert heads % kv_heads == 0
+    assert keys.stride() == values.stride() and keys.stride(2) == size and queries.stride(2) == size
+    of = Sight(batch, rows, heads, kv_heads, size, *queries.stride()[:2], *keys.stride()[:2], first, first + columns)
+    if mask is not None:
+        assert mask.dtype == queries.dtype and mask.stride(-1) == 1
+        of.mask_row, of.mask_batch = mask.stride(-2), mask.stride(0) if mask.ndim == 4 else 0
+    of.scale = scale
+    num_chunks = (first + columns + CHUNK - 1) // CHUNK - first // CHUNK
+    parts = torch.empty(batch * heads * rows * num_chunks * (size + 2), dtype=torch.float32)
+    out = torch.empty(batch, rows, heads, size, dtype=queries.dtype)
+    functions = compiled_functions()
+    assert functions is not None
+    functions["attention", queries.dtype](
+        *map(address, (queries, keys, values, mask, sinks, out, parts)), byref(of), torch.get_num_threads()
+    )
+    return out
+
+
+def can_attend(dtype: torch.dtype, size: int) -> bool:
+    """Whether there is such a function for heads of this size on the CPU."""
+    fits = size % SIZES_DIVIDE_BY == 0 and size <= MOST_SIZE
+    return fits and (functions := compiled_functions()) is not None and ("attention", dtype) in functions

@@ -1,0 +1,118 @@
+"""C functions of a forward pass on a CPU, compiled on the machine that runs them.
+
+The C compiler (CC, else `cc`) makes one library of this folder's sources at first use, which is kept in the user's
+cache folder: never in a home, which may have come from elsewhere, since a library is code. Its loops run on PyTorch's
+own threads: the library names no OpenMP runtime and finds the one that PyTorch has loaded. Without a compiler there are
+no such functions, and PyTorch's operators do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from components.machine import c_compiler, describe_machine
+from components.targets.remembered import cache_folder
+
+SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("streamed.c", "rows.c", "attention.c", "vectors.h"))
+FLAGS: Final = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-ffp-contract=off")
+SECONDS_TO_COMPILE: Final = 300
+"""After which the compiler is given up: it takes some seconds."""
+
+_NUMBERS: Final = ctypes.c_void_p
+"""The address of a tensor's numbers; None where there is none."""
+_COUNT, _THREADS, _NUMBER = ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+class Heads(ctypes.Structure):
+    """Of which heads rows of q, k and v consist, and where keys and values go: rows.c says what each field is."""
+
+    _fields_ = tuple((name, _COUNT) for name in (
+        "batch", "rows", "heads", "kv_heads", "size", "rotation_batch", "rotation_row", "cache_batch", "cache_head"
+    )) + (("floor", _NUMBER),)
+
+
+class Sight(ctypes.Structure):
+    """Of which heads queries consist and which columns they see: attention.c says what each field is."""
+
+    _fields_ = tuple((name, _COUNT) for name in (
+        "batch", "rows", "heads", "kv_heads", "size", "query_batch", "query_row", "key_batch", "key_head", "first",
+        "stop", "mask_batch", "mask_row",
+    )) + (("scale", _NUMBER),)
+
+
+Name = Literal["streamed", "norm", "gated", "rotated", "attention"]
+_ARGUMENTS: Final[dict[Name, Sequence[Any]]] = {
+    "streamed": (*[_NUMBERS] * 4, *[_COUNT] * 3, _THREADS),
+    "norm": (*[_NUMBERS] * 3, *[_COUNT] * 2, _NUMBER, _THREADS),
+    "gated": (*[_NUMBERS] * 2, *[_COUNT] * 2, *[_NUMBER] * 2, _THREADS),
+    "rotated": (*[_NUMBERS] * 4, ctypes.POINTER(Heads), _THREADS),
+    "attention": (*[_NUMBERS] * 7, ctypes.POINTER(Sight), _THREADS),
+}
+Functions = dict[tuple[Name, torch.dtype], Callable[..., None]]
+
+
+@functools.cache
+def compiled_functions() -> Functions | None:
+    """Every function of the library in float32 and bfloat16; None where nothing can be compiled or loaded."""
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError):  # no compiler, no cache folder, or another OpenMP than GNU's
+        return None
+    found: Functions = {}
+    for name, arguments in _ARGUMENTS.items():
+        for dtype, ending in ((torch.float32, "f32"), (torch.bfloat16, "b16")):
+            function = getattr(library, f"{name}_{ending}")
+            function.argtypes, function.restype = arguments, None
+            found[name, dtype] = function
+    return found
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where its numbers are, as the functions take it."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _compiled() -> Path:
+    """The library for these sources and this processor, compiled if it is not there.
+
+    Raises:
+        OSError: the compiler or the cache folder cannot be used.
+        subprocess.SubprocessError: it does not compile.
+    """
+    compiler = c_compiler()
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    digest = hashlib.sha256("\n".join((compiler, *FLAGS, describe_machine().machine_id, sys.platform)).encode())
+    for source in SOURCES:
+        digest.update(source.read_bytes())
+    folder = cache_folder() / "compiled"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder}: others can write here, so nothing in it is run")
+    made = folder / f"forward-{digest.hexdigest()[:16]}.so"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+            _run([compiler, *FLAGS, "-c", *sources], own)
+            # Linked without -fopenmp: a second OpenMP runtime would have threads that fight with PyTorch's.
+            objects = [f"{Path(source).stem}.o" for source in sources]
+            _run([compiler, "-shared", *objects, "-o", "whole.so"], own)
+            os.replace(Path(own) / "whole.so", made)
+    return made
+
+
+def _run(command: list[str], folder: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_TO_COMPILE, cwd=folder)
