@@ -34,8 +34,8 @@ from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.drafts.storage.files import read_record
 from components.machine import free_ram, give_memory_back
-from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
 from components.targets.forward.compiled import compiled_functions
+from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 from components.text import kernel_in_words

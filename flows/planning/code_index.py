@@ -28,7 +28,7 @@ from components.source_code import syntax_tree
 
 BODY = "(module body)"  # statements that run on import and define no name
 _ENTRY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-_FILE = re.compile(r"^[\w-]+(\.[\w-]+)*\.(jinja|html|css|js|json|sql|txt|md|c)$")
+_FILE = re.compile(r"^[\w-]+(\.[\w-]+)*\.(jinja|html|css|js|json|sql|txt|md|c|h)$")
 _SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind", "returns", "type_params"})
 
 Import = tuple[str, str | None]  # (module, symbol), symbol None for `import module`

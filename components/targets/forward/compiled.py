@@ -35,21 +35,26 @@ _NUMBERS: Final = ctypes.c_void_p
 _COUNT, _THREADS, _NUMBER = ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 
+def _struct(counts: str, number: str) -> list[tuple[str, Any]]:
+    return [*((name, _COUNT) for name in counts.split()), (number, _NUMBER)]
+
+
 class Heads(ctypes.Structure):
     """Of which heads rows of q, k and v consist, and where keys and values go: rows.c says what each field is."""
 
-    _fields_ = tuple((name, _COUNT) for name in (
-        "batch", "rows", "heads", "kv_heads", "size", "rotation_batch", "rotation_row", "cache_batch", "cache_head"
-    )) + (("floor", _NUMBER),)
+    _fields_ = _struct(
+        "batch rows heads kv_heads size rotation_batch rotation_row cache_batch cache_head",
+        "floor",
+    )
 
 
 class Sight(ctypes.Structure):
     """Of which heads queries consist and which columns they see: attention.c says what each field is."""
 
-    _fields_ = tuple((name, _COUNT) for name in (
-        "batch", "rows", "heads", "kv_heads", "size", "query_batch", "query_row", "key_batch", "key_head", "first",
-        "stop", "mask_batch", "mask_row",
-    )) + (("scale", _NUMBER),)
+    _fields_ = _struct(
+        "batch rows heads kv_heads size query_batch query_row key_batch key_head first stop mask_batch mask_row",
+        "scale",
+    )
 
 
 Name = Literal["streamed", "norm", "gated", "rotated", "attention"]

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.machine import give_memory_back
+from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.kernel_times import (
     PACKED,
     PROBED_ROWS,
@@ -39,7 +40,6 @@ from components.targets.forward.kernel_times import (
     recall_times,
     remember_times,
 )
-from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.streamed import MOST_ROWS, can_stream, streamed
 
 Kernels = tuple[Kernel | int, ...]

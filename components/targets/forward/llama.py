@@ -33,7 +33,6 @@ from components.targets.forward.architecture import (
     read_apart,
     tensors_of,
 )
-from components.targets.forward.attention import can_attend
 from components.targets.forward.linear import Layouts, Linear
 from components.targets.forward.mlp import Experts, Mlp
 from components.targets.forward.rows import can_process, normed, rotate

@@ -18,7 +18,10 @@ from components.targets.forward.compiled import Functions, Heads, address, compi
 
 SIZES_DIVIDE_BY: Final = 16
 """Numbers of a vector with AVX-512: rows and heads of other sizes are left to PyTorch."""
-GATES: Final = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)}
+GATES: Final = {
+    "silu": (1.0, 0.0),
+    "gelu_pytorch_tanh": (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715),
+}
 """a and b of act(x) = x sigmoid(a x + b x^3)."""
 
 
@@ -36,7 +39,9 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     """act(gate) up of contiguous gate_up [N, 2 I]: [N, I]. activation: of GATES."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(rows, size, dtype=gate_up.dtype)
-    _functions()["gated", gate_up.dtype](*map(address, (gate_up, y)), rows, size, *GATES[activation], torch.get_num_threads())
+    _functions()["gated", gate_up.dtype](
+        *map(address, (gate_up, y)), rows, size, *GATES[activation], torch.get_num_threads()
+    )
     return y
 
 

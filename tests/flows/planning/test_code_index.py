@@ -159,7 +159,7 @@ def test_outside_facts_enter_the_key(box: Box) -> None:
     assert changed(keys(before), keys(box.plan())) == set(keys(before))
 
 
-@pytest.mark.parametrize("name", ["page.html.jinja", "kernels.c"])
+@pytest.mark.parametrize("name", ["page.html.jinja", "kernels.c", "vectors.h"])
 def test_a_file_named_in_the_code_is_code(box: Box, name: str) -> None:
     (box.folder / "toys" / name).write_text("one")
     box.edit("grow.py", "title + ", f'title + "{name}" + ')

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from components.targets.forward import streamed as module
+from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.kernel_times import recall_times, remember_times
 from components.targets.forward.linear import STREAMED_IN_PIECES, Linear, calibrate
-from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.streamed import MOST_ROWS, can_stream, streamed
 
 needs_compiler = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
