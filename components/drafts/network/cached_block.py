@@ -31,7 +31,9 @@ from components.drafts.network.layers import (
     rope_frequencies,
     rope_size,
 )
+from components.targets.forward.attention import MOST_ROWS, attend_rows, can_attend
 from components.targets.forward.linear import Linear
+from components.targets.forward.rows import can_process, gated, normed, rotate
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
 FEW_ROWS = 16  # up to this many new rows, the mask comes from a table
@@ -72,11 +74,14 @@ class UnitNorm:
     """RMSNorm without its weight and sqrt(H): x / sqrt(|x|^2 + H eps); `folded` puts both into the next linear."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.scale = math.sqrt(size)
+        self.scale, self._squared_floor = math.sqrt(size), size * eps
+        self._in_one = device.type == "cpu" and can_process(dtype, size)
         self.floor = torch.tensor(math.sqrt(size * eps), dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H] of length just below 1."""
+        if self._in_one:
+            return normed(x.reshape(-1, x.shape[-1]), None, self._squared_floor).view(x.shape)
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
 
     def folded(self, weight: Tensor, norm: RmsNorm) -> Tensor:
@@ -144,6 +149,9 @@ class CachedBlock:
         self.gate_up = linear_kernel(self.norm.folded(gate_up, post_norm).to(dtype))
         self.down = linear_kernel(mlp.down_proj.weight.detach().to(dtype))
         self.head_norms = self._head_norms(attention)
+        on_cpu = self.device.type == "cpu"
+        self._attends = on_cpu and can_attend(dtype, shape.head_dim)
+        self._in_one = on_cpu and can_process(dtype, shape.head_dim, shape.intermediate_size)
         self.rotations = self.masks = torch.empty(0)
 
     @property
@@ -233,25 +241,47 @@ class CachedBlock:
         shape, num_rows = self.shape, qkv.shape[0]
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
-        self._rotate(rows.narrow(1, 0, heads + kv_heads), self.rotations.narrow(0, start, num_rows))
-        cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+        self._write(rows, self.rotations.narrow(0, start, num_rows), cache, start)
         first = self._first_seen(cache, start + num_rows - 1 if last_only else start)
         keys, values = cache.keys_values(first, start + num_rows).unsqueeze(0).split(kv_heads, 1)
         if last_only or num_rows == 1:
-            # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
-            queries = rows[-1, :heads].view(1, kv_heads, shape.group, size)
-            return F.scaled_dot_product_attention(queries, keys, values).reshape(1, heads * size)
-        return self._attend(rows, keys, values, self._mask(start - first, num_rows))
+            return self._attend(rows[-1:], keys, values, None, first)
+        return self._attend(rows, keys, values, self._mask(start - first, num_rows), first)
 
     def _first_seen(self, cache: KvCache, column: int) -> int:
         """The first column that a column sees: with a window, those before it are not even read."""
         return max(cache.first, column + 1 - self.shape.window) if self.shape.window else 0
 
-    def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attention of rotated rows [T, A + 2G, D] over keys and values [1, G, C, D] by mask [T, C]: [T, A * D]."""
-        queries = rows.narrow(1, 0, self.shape.num_attention_heads).transpose(0, 1).unsqueeze(0)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        return mixed[0].transpose(0, 1).reshape(rows.shape[0], -1)
+    def _write(self, rows: Tensor, rotations: Tensor, cache: KvCache, start: int) -> None:
+        """Rotate queries and keys of rows [T, A + 2G, D]; keys and values become columns start.. of the cache."""
+        shape = self.shape
+        heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        if self._in_one:
+            slots = cache.keys_values(start, start + rows.shape[0]).unsqueeze(0)
+            floor = shape.head_dim * shape.rms_norm_eps
+            rotate(rows.unsqueeze(0), kv_heads, self.head_norms, floor, rotations, slots)
+        else:
+            self._rotate(rows.narrow(1, 0, heads + kv_heads), rotations)
+            cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+
+    def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, first: int) -> Tensor:
+        """Attention of rotated rows [T, A + 2G, D] over columns first.. of a cache: [T, A * D].
+
+        keys, values: [1, G, C, D]; mask: [T, C], or None where every row sees every column.
+        """
+        queries, num_rows = rows.narrow(1, 0, self.shape.num_attention_heads).unsqueeze(0), rows.shape[0]
+        if self._attends and num_rows <= MOST_ROWS and (mask is None or mask.dtype == rows.dtype):
+            scale = self.shape.head_dim**-0.5
+            mixed = attend_rows(queries, keys, values, mask, first=first, scale=scale, sinks=None)
+        elif num_rows == 1 and mask is None:
+            # A single row sees every key, so the heads that share a key head become its query rows: no mask, no repeat.
+            queries = queries.view(1, keys.shape[1], self.shape.group, -1)
+            mixed = F.scaled_dot_product_attention(queries, keys, values)
+        else:
+            queries = queries.transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+            mixed = mixed.transpose(1, 2)
+        return mixed.reshape(num_rows, -1)
 
     def run_at(self, qkv: Tensor, residual: Tensor, cache: Tensor, at: Tensor, first: Tensor, window: int) -> Tensor:
         """As `run` for every row, with all indices on the device, so that a CUDA graph can capture it.
@@ -269,7 +299,7 @@ class CachedBlock:
         visible = cached <= at[:, None]
         if self.shape.window:
             visible &= cached > at[:, None] - self.shape.window
-        return self._finish(residual, self._attend(rows, keys, values, visible))
+        return self._finish(residual, self._attend(rows, keys, values, visible, 0))
 
     def run_branches(
         self,
@@ -291,8 +321,7 @@ class CachedBlock:
         end = start + num_rows - cache.first  # rows of the cache in use
         rows = qkv.view(num_rows, heads + 2 * kv_heads, size)
         rotations = self.rotations.index_select(0, torch.tensor(positions, device=self.device))
-        self._rotate(rows.narrow(1, 0, heads + kv_heads), rotations)
-        cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+        self._write(rows, rotations, cache, start)
         keys, values = cache.rows.narrow(1, 0, end).unsqueeze(0).split(kv_heads, 1)
         mask = torch.zeros(num_last, end, dtype=self.dtype, device=self.device)
         mask.narrow(1, end - num_visible, num_visible).masked_fill_(~visible.to(self.device), -math.inf)
@@ -301,13 +330,16 @@ class CachedBlock:
             oldest -= cache.first
             earlier = torch.arange(end - num_visible, device=self.device)
             mask.narrow(1, 0, end - num_visible).masked_fill_(earlier <= oldest, -math.inf)
-        mixed = self._attend(rows[num_rows - num_last :], keys, values, mask)
+        mixed = self._attend(rows[num_rows - num_last :], keys, values, mask, cache.first)
         return self._finish(residual[num_rows - num_last :], mixed)
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""
         hidden = self.output.add_to(residual, mixed)
-        gate, up = self.gate_up(self.norm(hidden)).chunk(2, -1)
+        gate_up = self.gate_up(self.norm(hidden))
+        if self._in_one:
+            return self.down.add_to(hidden, gated(gate_up, "silu"))
+        gate, up = gate_up.chunk(2, -1)
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _rotate(self, rows: Tensor, rotations: Tensor) -> None:
@@ -385,11 +417,8 @@ class InjectedBlock:
         qkv = self.qkv(self.block.norm(residual)).unflatten(-1, (heads + 2 * kv_heads, shape.head_dim))
         mixed = []
         for rows, cache, start in zip(qkv.split(width), caches, starts, strict=True):
-            self.block._rotate(rows.narrow(1, 0, heads + kv_heads), self.block.rotations.narrow(0, start, width))
-            cache.write(start, rows.narrow(1, heads, 2 * kv_heads))
+            self.block._write(rows, self.block.rotations.narrow(0, start, width), cache, start)
             first = max(cache.first, start - shape.window) if shape.window else 0
             keys, values = cache.keys_values(first, start + width).unsqueeze(0).split(kv_heads, 1)
-            queries = rows.narrow(1, 0, heads).transpose(0, 1).unsqueeze(0)
-            out = F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
-            mixed.append(out[0].transpose(0, 1).reshape(width, -1))
+            mixed.append(self.block._attend(rows, keys, values, None, first))
         return self.block._finish(residual, torch.cat(mixed))

@@ -43,7 +43,7 @@ class Heads(ctypes.Structure):
     """Of which heads rows of q, k and v consist, and where keys and values go: rows.c says what each field is."""
 
     _fields_ = _struct(
-        "batch rows heads kv_heads size rotation_batch rotation_row cache_batch cache_head",
+        "batch rows heads kv_heads size apart rotation_batch rotation_row cache_batch cache_head",
         "floor",
     )
 

@@ -61,6 +61,7 @@ void gated_b16(const uint16_t *gate_up, uint16_t *y, long rows, long size, float
 /* Of which heads a row of q, k and v consists, and where its keys and values go. */
 typedef struct {
   long batch, rows, heads, kv_heads, size; /* size of a head, a multiple of 16 */
+  long apart;                              /* numbers from a row of qkv to the next one */
   long rotation_batch, rotation_row;       /* strides of the rotations, in floats */
   long cache_batch, cache_head;            /* strides of the cache, in numbers; a column is `size` long */
   float floor;                             /* size * eps */
@@ -76,7 +77,7 @@ INLINED void rotated_of(void *qkv, const float *norms, const float *rotations, v
   _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1 && number * every * size >= SMALL)")
   for (long place = 0; place < number * every; place++) {
     const long row = place / every, head = place % every, b = row / of->rows, t = row % of->rows;
-    const long from = place * size;
+    const long from = row * of->apart + head * size;
     void *to = qkv;
     long at = from;
     if (cache && head >= of->heads) {

@@ -48,13 +48,15 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
 def rotate(
     qkv: Tensor, kv_heads: int, norms: Tensor | None, floor: float, rotation: Tensor, slots: Tensor | None
 ) -> None:
-    """Norm and rotate q and k of contiguous qkv [B, T, heads + 2 kv_heads, D]; put k and v into their slots.
+    """Norm and rotate q and k of qkv [B, T, heads + 2 kv_heads, D] in place; put k and v into their slots.
 
-    norms: float32 [heads + kv_heads, D] or None; floor: D eps. rotation: complex64 [B or 1, T, 1, D / 2], or without
-    the first axis. slots: [B, 2 kv_heads, T, D] of the cache; None leaves keys and values where they are.
+    qkv: its heads lie side by side, its rows at equal distances. norms: float32 [heads + kv_heads, D] or None; floor:
+    D eps. rotation: complex64 [B or 1, T, 1, D / 2], or without the first axis. slots: [B, 2 kv_heads, T, D] of the cache; None leaves keys and values where they are.
     """
     batch, rows, all_heads, size = qkv.shape
-    of = Heads(batch, rows, all_heads - 2 * kv_heads, kv_heads, size, floor=floor)
+    assert qkv.stride()[2:] == (size, 1) and (batch == 1 or qkv.stride(0) == rows * qkv.stride(1))
+    assert slots is None or slots.stride()[2:] == (size, 1)
+    of = Heads(batch, rows, all_heads - 2 * kv_heads, kv_heads, size, qkv.stride(1), floor=floor)
     of.rotation_row = 2 * rotation.stride(-3)
     of.rotation_batch = 2 * rotation.stride(0) if rotation.ndim == 4 and rotation.shape[0] > 1 else 0
     if slots is not None:

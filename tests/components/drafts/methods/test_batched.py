@@ -12,6 +12,7 @@ from tiny_drafts import TRAINED, batch_of, new_draft
 from torch import Tensor
 
 from components.drafts.interface import BatchProposer, CommittedPositions, Sampling
+from components.drafts.network import cached_block
 from components.drafts.storage.files import method_class
 from components.methods import METHODS
 from components.targets.interface import AbstractTarget
@@ -62,6 +63,7 @@ def test_drafts_are_the_same_however_attention_lays_out_its_output(
     method: str, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's kernels put the heads of a row side by side in memory, a CPU's the rows of a head."""
+    monkeypatch.setattr(cached_block, "can_attend", lambda *_: False)  # PyTorch's attention, as on a GPU
     target = tiny_target("llama")
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1, num_tokens=12)
     attention, laid_out = F.scaled_dot_product_attention, []
