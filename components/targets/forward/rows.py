@@ -51,7 +51,8 @@ def rotate(
     """Norm and rotate q and k of qkv [B, T, heads + 2 kv_heads, D] in place; put k and v into their slots.
 
     qkv: its heads lie side by side, its rows at equal distances. norms: float32 [heads + kv_heads, D] or None; floor:
-    D eps. rotation: complex64 [B or 1, T, 1, D / 2], or without the first axis. slots: [B, 2 kv_heads, T, D] of the cache; None leaves keys and values where they are.
+    D eps. rotation: complex64 [B or 1, T, 1, D / 2], or without the first axis. slots: [B, 2 kv_heads, T, D] of the
+    cache; None leaves keys and values where they are.
     """
     batch, rows, all_heads, size = qkv.shape
     assert qkv.stride()[2:] == (size, 1) and (batch == 1 or qkv.stride(0) == rows * qkv.stride(1))

@@ -15,6 +15,7 @@ from components.drafts.interface import BatchProposer, CommittedPositions, Sampl
 from components.drafts.network import cached_block
 from components.drafts.storage.files import method_class
 from components.methods import METHODS
+from components.targets.forward import static_cache
 from components.targets.interface import AbstractTarget
 
 MakeTarget = Callable[[str], AbstractTarget]
@@ -63,7 +64,8 @@ def test_drafts_are_the_same_however_attention_lays_out_its_output(
     method: str, tiny_target: MakeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's kernels put the heads of a row side by side in memory, a CPU's the rows of a head."""
-    monkeypatch.setattr(cached_block, "can_attend", lambda *_: False)  # PyTorch's attention, as on a GPU
+    for module in (cached_block, static_cache):  # PyTorch's attention, as on a GPU
+        monkeypatch.setattr(module, "can_attend", lambda *_: False)
     target = tiny_target("llama")
     draft, batch = new_draft(target, method), batch_of(target, num_rows=1, num_tokens=12)
     attention, laid_out = F.scaled_dot_product_attention, []
