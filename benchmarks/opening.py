@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,6 @@ from statistics import fmean
 from typing import Any, Final, Literal, TypedDict
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -43,11 +42,14 @@ from components.decoding.chain import decode
 from components.decoding.session import Session
 from components.machine import num_usable_cores
 from components.publish.formats.gguf import TYPES, run_converter
+from components.targets.forward.compiled import compiled_functions
 from components.targets.load import open_target, target_facts, threads_for
 
 Dtype = Literal["float32", "bfloat16"]
 BUILTIN: Final = ROOT / "components" / "targets" / "builtin"
 CONTEXT, TOKENS, PASSES, MOST_ROWS = list(range(1, 65)), 24, 6, 8
+LONG, LONG_ROWS = 2048, (1, 8)
+"""Tokens of a longer context, and numbers of rows that are passed after it."""
 SHAPE: Final[dict[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -79,7 +81,8 @@ def random_qwen3(folder: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **SHAPE), dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    Tokenizer(WordLevel({"word": 0}, unk_token="word")).save(str(folder / "tokenizer.json"))  # a target has one
+    for file in BUILTIN.glob("tokenizer*.json"):  # a target has a tokenizer, and llama.cpp wants one with merges
+        shutil.copy(file, folder)
 
 
 def serve(part: str, folder: Path, dtype: Dtype, num_threads: int) -> None:
@@ -110,22 +113,27 @@ def ours(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
         run = decode(target, None, CONTEXT, max_new_tokens=TOKENS + 1, ignore_eos=True, session=session)
         return {"tokens_per_s": TOKENS / run.decode_ns * 1e9}
 
-    def rows() -> Said:
-        ids = torch.tensor([CONTEXT])
-        cache = target.new_cache(1, len(CONTEXT) + MOST_ROWS)
+    def passes(length: int, numbers: Sequence[int]) -> Said:
+        ids = torch.arange(1, length + 1)[None]
+        cache = target.new_cache(1, length + MOST_ROWS)
         target.forward(ids, cache, logits="none")
-        quickest = [float("inf")] * MOST_ROWS
-        for number in range(PASSES + 1):
-            for index in range(MOST_ROWS):
+        quickest = [float("inf")] * len(numbers)
+        for turn in range(PASSES + 1):
+            for index, number in enumerate(numbers):
                 began = time.perf_counter()
-                target.forward(ids[:, : index + 1], cache)
+                target.forward(ids[:, :number], cache)
                 spent = time.perf_counter() - began
-                cache.truncate(cache.lengths - index - 1)
-                if number:
+                cache.truncate(cache.lengths - number)
+                if turn:
                     quickest[index] = min(quickest[index], spent)
         return {"rows_ms": [round(1e3 * spent, 3) for spent in quickest]}
 
-    return {"tokens": tokens, "rows": rows}, {"kernel": target.kernel}
+    tasks = {
+        "tokens": tokens,
+        "rows": lambda: passes(len(CONTEXT), range(1, MOST_ROWS + 1)),
+        "long": lambda: passes(LONG, LONG_ROWS),
+    }
+    return tasks, {"kernel": target.kernel}
 
 
 def theirs(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
@@ -176,19 +184,20 @@ class LlamaCpp:
         file = Path(work) / "model.gguf"
         # Random tokenizers are not known to it; which way a text is split does not matter here.
         run_converter(sources.resolve(), [str(folder), "--outfile", str(file), "--outtype", TYPES[dtype]], pre="gpt-2")
-        self._command = [str(program), "-m", str(file), "-t", str(num_threads), "-d", str(len(CONTEXT)), "-o", "json"]
+        self._command = [str(program), "-m", str(file), "-t", str(num_threads), "-o", "json"]
 
     def tokens(self) -> float:
         """Tokens a second of TOKENS tokens decoded after the context."""
-        return float(self._run("-p", "0", "-n", str(TOKENS), "-r", "1")[0]["avg_ts"])
+        return float(self._run(len(CONTEXT), "-p", "0", "-n", str(TOKENS), "-r", "1")[0]["avg_ts"])
 
-    def rows(self) -> list[float]:
-        """Milliseconds of the quickest of PASSES passes over 1 to MOST_ROWS tokens; logits of the last one alone."""
-        found = self._run("-p", f"1-{MOST_ROWS}", "-n", "0", "-r", str(PASSES))
+    def rows(self, length: int, numbers: Sequence[int]) -> list[float]:
+        """Milliseconds of the quickest of PASSES passes over so many tokens; logits of the last one alone."""
+        found = self._run(length, "-p", ",".join(map(str, numbers)), "-n", "0", "-r", str(PASSES))
         return [round(min(case["samples_ns"]) / 1e6, 3) for case in found]
 
-    def _run(self, *options: str) -> Any:
-        done = subprocess.run([*self._command, *options], check=True, capture_output=True, text=True)
+    def _run(self, length: int, *options: str) -> Any:
+        command = [*self._command, "-d", str(length), *options]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         return json.loads(done.stdout)
 
 
@@ -287,8 +296,10 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
                     rates[part].append(round(rate, 2))
         case["tokens_per_s"] = rates
         case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
+        case["long_ms"] = running["again"].ask("long")["rows_ms"]
         if other:
-            case["llama_cpp_rows_ms"] = other.rows()
+            case["llama_cpp_rows_ms"] = other.rows(len(CONTEXT), range(1, MOST_ROWS + 1))
+            case["llama_cpp_long_ms"] = other.rows(LONG, LONG_ROWS)
     for process in running.values():
         process.end()
     return case
@@ -314,6 +325,12 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
                     for part in ("rows_ms", "llama_cpp_rows_ms")
                     if part in case
                 ),
+                " / ".join(
+                    ", ".join(f"{spent:.3g}" for spent in case[part])
+                    for part in ("long_ms", "llama_cpp_long_ms")
+                    if part in case
+                )
+                or "-",
             )
         )
     choices = "; ".join(
@@ -348,6 +365,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
             "without the file: ours / transformers",
             f"tokens a second: {engines}",
             f"cost of 2 to 8 rows: ours{with_llama_cpp}",
+            f"ms of {LONG_ROWS[0]} and {LONG_ROWS[1]} rows after {LONG:,} tokens: ours{with_llama_cpp}",
         ),
         rows,
     )
@@ -389,7 +407,11 @@ def main() -> None:
             for part in ("first", "again"):
                 release[part] = released(asked.release, f"{home}/of-release")
             print("release", json.dumps(release), flush=True)
-    numbers = {"load_average": load, "cases": cases, "autotune": choices, "release": release}
+    has_avx512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    note = f" The processor has {'' if has_avx512 else 'no '}AVX-512, and our functions were "
+    note += "not compiled." if compiled_functions() is None else "compiled."
+    note += " llama.cpp's passes read the logits of the last row only." if asked.llama_cpp else ""
+    numbers = {"load_average": load, "cases": cases, "autotune": choices, "release": release, "note": note}
     print(write_record("opening", numbers))
 
 

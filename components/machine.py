@@ -60,7 +60,7 @@ def describe_machine(device: str = "cpu") -> Machine:
 
 
 def c_compiler() -> str | None:
-    """The path of the C compiler, CC or `cc`, which makes linear layers quicker; None where there is none."""
+    """The path of the C compiler, CC or `cc`, which makes decoding quicker; None where there is none."""
     return shutil.which(os.environ.get("CC") or "cc")
 
 

@@ -75,13 +75,13 @@ def compiled_functions() -> Functions | None:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError):  # no compiler, no cache folder, or another OpenMP than GNU's
         return None
-    found: Functions = {}
+    functions: Functions = {}
     for name, arguments in _ARGUMENTS.items():
         for dtype, ending in ((torch.float32, "f32"), (torch.bfloat16, "b16")):
             function = getattr(library, f"{name}_{ending}")
             function.argtypes, function.restype = arguments, None
-            found[name, dtype] = function
-    return found
+            functions[name, dtype] = function
+    return functions
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -107,16 +107,16 @@ def _compiled() -> Path:
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder}: others can write here, so nothing in it is run")
-    made = folder / f"forward-{digest.hexdigest()[:16]}.so"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as own:
+    compiled = folder / f"forward-{digest.hexdigest()[:16]}.so"
+    if not compiled.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
             sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-            _run([compiler, *FLAGS, "-c", *sources], own)
+            _run([compiler, *FLAGS, "-c", *sources], scratch)
             # Linked without -fopenmp: a second OpenMP runtime would have threads that fight with PyTorch's.
             objects = [f"{Path(source).stem}.o" for source in sources]
-            _run([compiler, "-shared", *objects, "-o", "whole.so"], own)
-            os.replace(Path(own) / "whole.so", made)
-    return made
+            _run([compiler, "-shared", *objects, "-o", "whole.so"], scratch)
+            os.replace(Path(scratch) / "whole.so", compiled)
+    return compiled
 
 
 def _run(command: list[str], folder: str) -> None:

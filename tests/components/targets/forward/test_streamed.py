@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from components.targets.forward import streamed as module
 from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.kernel_times import recall_times, remember_times
-from components.targets.forward.linear import STREAMED_IN_PIECES, Linear, calibrate
+from components.targets.forward.linear import STREAMED_IN_PIECES, Linear
 from components.targets.forward.streamed import MOST_ROWS, can_stream, streamed
 
 needs_compiler = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
-
-
-@pytest.fixture
-def found_anew() -> Iterator[None]:
-    """The library is looked for again, before and after."""
-    compiled_functions.cache_clear()
-    yield
-    compiled_functions.cache_clear()
 
 
 @needs_compiler
@@ -92,18 +79,6 @@ def test_a_weight_that_cannot_be_streamed_is_plain() -> None:
         assert Linear(weight, kernels=("streamed",)).kernels == ("plain",)
 
 
-@pytest.mark.parametrize("compiler", ["false", "/no/such/compiler"])
-def test_without_a_compiler_there_is_no_such_kernel(
-    compiler: str, found_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    layer = Linear(torch.randn(160, 128), kernels=("streamed",))
-    assert layer.kernels == ("plain",)
-    assert "streamed" not in calibrate([Linear(torch.randn(160, 128))])[160, 128]
-    assert not list(tmp_path.rglob("forward-*")), "nothing of it is left"
-
-
 @needs_compiler
 def test_times_of_before_there_was_a_compiler_are_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_HOME", str(tmp_path))
@@ -113,34 +88,3 @@ def test_times_of_before_there_was_a_compiler_are_taken_anew(tmp_path: Path, mon
     del times["streamed"]
     remember_times(torch.float32, {(64, 64): times})  # type: ignore[dict-item]
     assert recall_times(torch.float32, [(64, 64)]) == {}
-
-
-@needs_compiler
-def test_a_library_that_others_could_have_written_is_not_loaded(
-    found_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled_functions() is not None
-    (folder,) = tmp_path.glob("*/compiled")
-    assert folder.stat().st_mode & 0o077 == 0
-    folder.chmod(0o777)
-    compiled_functions.cache_clear()
-    assert compiled_functions() is None
-
-
-@needs_compiler
-def test_it_runs_on_pytorchs_own_threads(tmp_path: Path) -> None:
-    """One OpenMP runtime is in the process: two would have twice the threads, which fight for the cores."""
-    program = (
-        "from components.targets.forward.compiled import compiled_functions\n"
-        "assert compiled_functions()\n"
-        "files = {line.split()[-1] for line in open('/proc/self/maps')}\n"
-        "print(*sorted(file for file in files if 'omp' in file.rpartition('/')[2]), sep='\\n')"
-    )
-    run = [sys.executable, "-c", program]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    said = subprocess.run(
-        run, check=True, capture_output=True, text=True, cwd=Path(module.__file__).parents[3], env=environment
-    )
-    runtimes = said.stdout.split()
-    assert len(runtimes) == 1 and "torch" in runtimes[0], runtimes
