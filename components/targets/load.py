@@ -51,9 +51,10 @@ def open_target(
     target: a Target artifact, its directory, or any folder in Hugging Face format.
     dtype: "auto" is the dtype that `load_target` recorded (for a plain folder: float32 on a CPU, as stored on CUDA).
     kernel: "plain" and "prepacked" fix the linear kernel. "auto" times them on this machine, so the last bits of
-        float32 may differ between processes: steps whose files must repeat bit for bit use "plain". "thorough" times
-        longer. The `kernel` string of an opened target opens another one with the same kernels. "transformers" runs
-        the model's own code; models that our forward pass does not cover always run there.
+        float32 may differ between processes: steps whose files must repeat bit for bit use "steady", which is "plain"
+        or, where PyTorch's own product in bfloat16 is slow, "streamed". "thorough" times longer. The `kernel` string
+        of an opened target opens another one with the same kernels. "transformers" runs the model's own code; models
+        that our forward pass does not cover always run there.
     tapped: False for a model that is not itself a target: a draft model may have too few layers for feature taps, and
         says every token of its vocabulary, as it does in engines.
     tap_layers: the layers whose states are the features, as HF hidden_states indices; None: those of shape.taps_of.
@@ -341,10 +342,10 @@ class _Reader:
 def cached_target(folder: Path, device: str, dtype: Literal["float32", "bfloat16", "auto"] = "auto") -> AbstractTarget:
     """The target in this artifact directory, opened at the first call, so that consecutive shards share it.
 
-    Its kernel is "plain": a timed choice would change the last bits of shards that any process may write. Raises as
+    Its kernel is "steady": a timed choice would change the last bits of shards that any process may write. Raises as
     `open_target`.
     """
-    return open_target(folder, device=device, dtype=dtype, kernel="plain")
+    return open_target(folder, device=device, dtype=dtype, kernel="steady")
 
 
 SMALL_TARGET: Final = 50_000_000

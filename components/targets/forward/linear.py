@@ -246,6 +246,14 @@ def _has_quick_product(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (knows_bfloat16 is not None and bool(knows_bfloat16()))
 
 
+def steady_kernel(dtype: torch.dtype) -> Kernel:
+    """The kernel for any number of rows that no timing chooses, so that all processes of a machine take the same one.
+
+    It is "streamed" where PyTorch's product takes as long for each of many rows as for one, else "plain".
+    """
+    return "plain" if _has_quick_product(dtype) else "streamed"
+
+
 def pack(weight: Tensor, kernel: Kernel) -> Any | None:
     """The weight in the layout of this kernel of oneDNN, or None where this build, device or dtype cannot."""
     operators = _linear_operators() if kernel == "prepacked" else _convolution_operators() if can_convolve() else None
@@ -380,12 +388,13 @@ class Layouts:
     """Gives plain layers their kernels as they are read, once enough of them are there to be timed.
 
     kernel: "auto" takes the kernels that this machine remembers or times them, "thorough" times them anew and more
-    often, "plain" leaves them; else what `finish` once returned. num_bytes: of the weights of all layers to come.
+    often, "plain" leaves them, "steady" is `steady_kernel`; else what `finish` once returned. num_bytes: of the weights
+    of all layers to come.
     """
 
     def __init__(self, kernel: str, num_bytes: int) -> None:
         self._kernel, self._num_bytes = kernel, num_bytes
-        self._kernels_of = parse_kernels(kernel) if kernel not in ("auto", "thorough", "plain") else None
+        self._kernels_of = parse_kernels(kernel) if kernel not in ("auto", "thorough", "plain", "steady") else None
         self._layers: list[Linear] = []
         self._waiting: list[Linear] = []
         self._timed: dict[Shape, Times] = {}
@@ -397,6 +406,10 @@ class Layouts:
         if self._kernels_of is not None:
             for layer in layers:
                 layer.use(self._kernels_of(layer.shape))
+        elif self._kernel == "steady":
+            for layer in layers:
+                assert layer.weight is not None
+                layer.use((steady_kernel(layer.weight.dtype),))
         elif self._kernel != "plain":
             self._waiting += layers
             if self._timed or sum(_piece_of(layer).weight.nbytes for layer in self._waiting) >= SAMPLED_BYTES:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from components.targets.forward import linear
+from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.linear import (
     PLAIN,
     Kernel,
@@ -264,3 +265,14 @@ def test_rows_are_padded_to_a_number_that_is_quicker_by_more_than_padding_costs(
 def test_a_description_of_no_kernels_is_our_own_mistake() -> None:
     with pytest.raises(ValueError, match="describes no kernels"):
         lay_out([Linear(torch.ones(4, 4))], "quickest")
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_steady_kernel_is_never_timed(is_quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on the machine alone; a layer that cannot have it is plain."""
+    monkeypatch.setattr(linear, "_has_quick_product", lambda dtype: is_quick)
+    monkeypatch.setattr(linear, "calibrate", lambda *_, **__: pytest.fail("it was timed"))
+    layers = [Linear(torch.randn(64, columns).bfloat16()) for columns in (64, 40)]
+    lay_out(layers, "steady")
+    streams = not is_quick and compiled_functions() is not None
+    assert [layer.kernels for layer in layers] == [("streamed",) if streams else ("plain",), ("plain",)]
