@@ -82,7 +82,7 @@ def test_thread_counts_of_a_large_target_are_compared_on_one_kernel(
     if has_compiler and compiled_functions() is None:
         pytest.skip("needs a C compiler")
     if not has_compiler:
-        monkeypatch.setattr(calibration, "functions", lambda: None)
+        monkeypatch.setattr(calibration, "compiled_functions", lambda: None)
     monkeypatch.setattr(calibration, "HELD_TWICE", 0)
     chosen = choose_engine(target, [], [1, 2, 3], dtype="float32", device="cpu", max_threads=2)
     compared = [(trial["num_threads"], trial["kernel"]) for trial in chosen.tried[:2]]
