@@ -90,9 +90,8 @@ def copy_of_components(scratch: Path, with_builtin: bool) -> Path:
     def ignored(folder: str, names: list[str]) -> set[str]:
         if with_builtin and Path(folder).name == "builtin":
             return set()
-        return {name for name in names if "." in name and not name.endswith((".py", ".json", ".c", ".h"))} | {
-            "__pycache__"
-        }
+        sources = (".py", ".json", ".c", ".h")
+        return {name for name in names if "." in name and not name.endswith(sources)} | {"__pycache__"}
 
     place = scratch / "components"
     shutil.copytree(ROOT / "components", place, ignore=ignored)

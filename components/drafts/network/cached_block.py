@@ -32,8 +32,9 @@ from components.drafts.network.layers import (
     rope_size,
 )
 from components.targets.forward.attention import MOST_ROWS, attend_rows, can_attend
+from components.targets.forward.compiled import can_run
 from components.targets.forward.linear import Linear
-from components.targets.forward.rows import can_process, gated, normed, rotate
+from components.targets.forward.rows import gated, normed, rotate
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
 FEW_ROWS = 16  # up to this many new rows, the mask comes from a table
@@ -75,13 +76,13 @@ class UnitNorm:
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.scale, self._squared_floor = math.sqrt(size), size * eps
-        self._in_one = device.type == "cpu" and can_process(dtype, size)
+        self._in_one = can_run(device, dtype, size)
         self.floor = torch.tensor(math.sqrt(size * eps), dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H] of length just below 1."""
         if self._in_one:
-            return normed(x.reshape(-1, x.shape[-1]), None, self._squared_floor).view(x.shape)
+            return normed(x, None, self._squared_floor)
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
 
     def folded(self, weight: Tensor, norm: RmsNorm) -> Tensor:
@@ -149,9 +150,8 @@ class CachedBlock:
         self.gate_up = linear_kernel(self.norm.folded(gate_up, post_norm).to(dtype))
         self.down = linear_kernel(mlp.down_proj.weight.detach().to(dtype))
         self.head_norms = self._head_norms(attention)
-        on_cpu = self.device.type == "cpu"
-        self._attends = on_cpu and can_attend(dtype, shape.head_dim)
-        self._in_one = on_cpu and can_process(dtype, shape.head_dim, shape.intermediate_size)
+        self._attends = can_attend(self.device, dtype, shape.head_dim)
+        self._in_one = can_run(self.device, dtype, shape.head_dim, shape.intermediate_size)
         self.rotations = self.masks = torch.empty(0)
 
     @property

@@ -5,7 +5,7 @@
    row has the same bits whatever rows are beside it and however many threads there are. */
 #include "vectors.h"
 
-#define CHUNK 256 /* columns of a task */
+#define CHUNK 256 /* columns of a task; attention.py has the same number, and MOST_SIZE */
 #define ROWS 16   /* rows of queries that a task takes at once: their scores, 16 KiB, stay in the nearest cache */
 #define COLUMNS 32 /* columns whose values are widened at once */
 #define MOST_SIZE 256

@@ -13,15 +13,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from components.targets.forward.compiled import Sight, address, compiled_functions
+from components.targets.forward.compiled import SIZES_DIVIDE_BY, Sight, can_run, run
 
 MOST_ROWS: Final = 16
 """Rows of a sequence: with more, products of matrices are as quick."""
 MOST_SIZE: Final = 256
 """Numbers of a head, of which arrays on a thread's stack have room for 16 rows."""
-SIZES_DIVIDE_BY: Final = 16
 CHUNK: Final = 256
-"""Columns of a task, as attention.c has it."""
+"""Columns of a task: attention.c has the same number, and the room for the parts depends on it."""
 
 
 def attend_rows(
@@ -43,7 +42,7 @@ def attend_rows(
     """
     batch, rows, heads, size = queries.shape
     kv_heads, columns = keys.shape[1], keys.shape[2]
-    assert heads % kv_heads == 0
+    assert heads % kv_heads == 0 and size % SIZES_DIVIDE_BY == 0 and size <= MOST_SIZE
     assert keys.stride() == values.stride() and keys.stride(2) == size and queries.stride(2) == size
     of = Sight(batch, rows, heads, kv_heads, size, *queries.stride()[:2], *keys.stride()[:2], first, first + columns)
     if mask is not None:
@@ -53,15 +52,10 @@ def attend_rows(
     num_chunks = (first + columns + CHUNK - 1) // CHUNK - first // CHUNK
     parts = torch.empty(batch * heads * rows * num_chunks * (size + 2), dtype=torch.float32)
     out = torch.empty(batch, rows, heads, size, dtype=queries.dtype)
-    functions = compiled_functions()
-    assert functions is not None
-    functions["attention", queries.dtype](
-        *map(address, (queries, keys, values, mask, sinks, out, parts)), byref(of), torch.get_num_threads()
-    )
+    run("attention", queries.dtype, (queries, keys, values, mask, sinks, out, parts), byref(of))
     return out
 
 
-def can_attend(dtype: torch.dtype, size: int) -> bool:
-    """Whether there is such a function for heads of this size on the CPU."""
-    fits = size % SIZES_DIVIDE_BY == 0 and size <= MOST_SIZE
-    return fits and (functions := compiled_functions()) is not None and ("attention", dtype) in functions
+def can_attend(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether there is such a function for heads of this size."""
+    return size <= MOST_SIZE and can_run(device, dtype, size)

@@ -27,6 +27,8 @@ from components.targets.remembered import cache_folder
 
 SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("streamed.c", "rows.c", "attention.c", "vectors.h"))
 FLAGS: Final = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-ffp-contract=off")
+SIZES_DIVIDE_BY: Final = 16
+"""Numbers of a vector with AVX-512: rows and heads of other sizes are left to PyTorch."""
 SECONDS_TO_COMPILE: Final = 300
 """After which the compiler is given up: it takes some seconds."""
 
@@ -84,9 +86,18 @@ def compiled_functions() -> Functions | None:
     return functions
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Where its numbers are, as the functions take it."""
-    return None if tensor is None else tensor.data_ptr()
+def can_run(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
+    """Whether there are functions for rows or heads of these sizes: numbers of whole vectors, on a CPU."""
+    is_known = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    return is_known and all(size % SIZES_DIVIDE_BY == 0 for size in sizes) and compiled_functions() is not None
+
+
+def run(name: Name, dtype: torch.dtype, tensors: Sequence[Tensor | None], *arguments: Any) -> None:
+    """Run a function of the library on these tensors, which it takes first, by PyTorch's number of threads."""
+    functions = compiled_functions()
+    assert functions is not None, "it was not asked whether it can run"
+    addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    functions[name, dtype](*addresses, *arguments, torch.get_num_threads())
 
 
 def _compiled() -> Path:

@@ -33,9 +33,10 @@ from components.targets.forward.architecture import (
     read_apart,
     tensors_of,
 )
+from components.targets.forward.compiled import can_run
 from components.targets.forward.linear import Layouts, Linear
 from components.targets.forward.mlp import Experts, Mlp
-from components.targets.forward.rows import can_process, normed, rotate
+from components.targets.forward.rows import normed, rotate
 from components.targets.forward.static_cache import (
     Scoring,
     StaticCache,
@@ -114,7 +115,7 @@ class FastTarget(AbstractTarget):
         # |x| / sqrt(H) with the norm's epsilon inside: hypot(|x|, sqrt(H eps)); the 1 / sqrt(H) is folded into weights
         self._floor = torch.tensor(math.sqrt(shape.hidden_size * self._eps), device=device)
         self._head_floor = torch.tensor(math.sqrt(self._head_dim * self._eps), device=device)
-        self._in_one = device.type == "cpu" and can_process(dtype, shape.hidden_size, shape.head_dim)
+        self._in_one = can_run(device, dtype, shape.hidden_size, shape.head_dim)
         self._windows = tuple(set(architecture.windows))
         self._embedding_scale = None
         if architecture.embedding_scale != 1.0:
@@ -202,7 +203,7 @@ class FastTarget(AbstractTarget):
         if self.architecture.sandwich:
             names = [f"{prefix}post_{part}_layernorm.weight" for part in ("attention", "feedforward")]
             added_norms = (self._fetch_norm(read, names[0]), self._fetch_norm(read, names[1]))
-        sinks = self._fetch(read, f"{prefix}self_attn.sinks") if self.architecture.sinks else None
+        sinks = self._fetch(read, f"{prefix}self_attn.sinks").float() if self.architecture.sinks else None
         out_weight, out_bias = projection("o", 0, False)
         return _Layer(
             qkv=self._linear(qkv, torch.cat(biases) if biases else None),
@@ -226,7 +227,7 @@ class FastTarget(AbstractTarget):
 
         def mlp(prefix: str, gate: str, up: str, down: str) -> Mlp:
             last = self._linear(self._fetch(read, f"{prefix}.{down}.weight"))
-            return Mlp(first(f"{prefix}.{gate}", f"{prefix}.{up}"), last, self.architecture.activation, self._in_one)
+            return Mlp(first(f"{prefix}.{gate}", f"{prefix}.{up}"), last, self.architecture.activation)
 
         layer, settings = f"model.layers.{index}", self.architecture.experts
         if settings is None or not settings.layers[index]:
@@ -242,7 +243,7 @@ class FastTarget(AbstractTarget):
             halves = torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], dim=1).t()
             biases = torch.cat([gate_up_bias[::2], gate_up_bias[1::2]])
             last = self._linear(down.t(), down_bias)
-            experts.append(Mlp(scaled(halves, biases), last, self.architecture.activation, self._in_one))
+            experts.append(Mlp(scaled(halves, biases), last, self.architecture.activation))
         weight, bias = (self._fetch(read, f"{module}.{settings.router}.{part}") for part in ("weight", "bias"))
         return Experts(scaled(weight, bias), experts, settings.per_token, settings.is_normalised)
 
@@ -417,7 +418,7 @@ class FastTarget(AbstractTarget):
         return layer.mlp.add_to(x, inner) if norms is None else x + self._normed(layer.mlp(inner), norms[1])
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        if self._in_one:
+        if self._in_one and not x.requires_grad:
             return normed(x, weight, self.shape.hidden_size * self._eps)
         if weight is None:
             return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
@@ -440,9 +441,7 @@ class FastTarget(AbstractTarget):
 
     def final_norm(self, last: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `last`."""
-        if self._in_one and not last.requires_grad:
-            return normed(last.reshape(-1, last.shape[-1]), self._norm, last.shape[-1] * self._eps).view(last.shape)
-        return self._rms_norm(last, self._norm)
+        return self._normed(last, self._norm)
 
     def unembed(self, normed: Tensor) -> Tensor:
         """As AbstractTarget; gradients flow to `normed`."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from components.targets.forward.architecture import Activation, ClampedSwiglu
+from components.targets.forward.compiled import can_run
 from components.targets.forward.linear import Linear
 from components.targets.forward.rows import gated
 
@@ -26,8 +27,6 @@ class Mlp(NamedTuple):
     gate_up: Linear
     down: Linear
     activation: Activation | ClampedSwiglu
-    in_one: bool
-    """Whether gate and up meet in our own function (rows.py)."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, H] -> [N, H]."""
@@ -44,7 +43,7 @@ class Mlp(NamedTuple):
 
     def inner(self, x: Tensor) -> Tensor:
         """What the last layer reads, [N, intermediate size]."""
-        if self.in_one and not isinstance(self.activation, ClampedSwiglu):
+        if not isinstance(self.activation, ClampedSwiglu) and can_run(x.device, x.dtype, self.down.in_features):
             return gated(self.gate_up(x), self.activation)
         gate, up = self.gate_up(x).chunk(2, dim=1)
         if isinstance(self.activation, ClampedSwiglu):

@@ -131,7 +131,7 @@ def view_of_tree(lengths: Tensor, tree: TreeRows, stop: int, window: int, like: 
 
 
 class Scoring(NamedTuple):
-    """Scores of q . k: times `scale` (None: 1 / sqrt(d)), capped by `cap` (0: not), beside `sinks` [heads]."""
+    """Scores of q . k: times `scale` (None: 1 / sqrt(d)), capped by `cap` (0: not), beside `sinks`, float32 [heads]."""
 
     scale: float | None = None
     cap: float = 0.0
@@ -149,15 +149,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scoring: S
     The result is contiguous, [B, T, heads * d]. Fewer heads of queries than kv_heads divide are an error.
     """
     batch, num_rows, heads, size = queries.shape
-    on_cpu, mask = queries.device.type == "cpu", view.mask
-    if on_cpu and num_rows <= MOST_ROWS and not scoring.cap and can_attend(queries.dtype, size):
-        mask = chain_mask(num_rows, 0, 0, queries) if view.is_causal else mask
-        sinks = None if scoring.sinks is None else scoring.sinks.float()
-        scale = scoring.scale or size**-0.5
+    if num_rows <= MOST_ROWS and not scoring.cap and can_attend(queries.device, queries.dtype, size):
+        mask = chain_mask(num_rows, 0, 0, queries) if view.is_causal else view.mask
+        scale, sinks = scoring.scale or size**-0.5, scoring.sinks
         return attend_rows(queries, keys, values, mask, first=view.first, scale=scale, sinks=sinks).flatten(2)
     rows = queries.transpose(1, 2)
     # The CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows.
-    grouped = on_cpu and batch > 1 and num_rows == 1
+    grouped = queries.device.type == "cpu" and batch > 1 and num_rows == 1
     if grouped:
         rows = rows.reshape(batch, keys.shape[1], -1, size)
     attended = _attend_many(rows, keys, values, view, scoring)
@@ -204,7 +202,8 @@ def _attend_by_scores(queries: Tensor, keys: Tensor, values: Tensor, mask: Tenso
     if mask is not None:
         scores = scores.view(batch, heads, num_rows, -1).add_(mask).view(scores.shape)
     if sinks is not None:
-        of_row = sinks.view(1, kv_heads, -1, 1).expand(batch, -1, -1, groups.shape[2] * kv_heads // len(sinks))
+        sinks = sinks.to(scores.dtype).view(1, kv_heads, -1, 1)
+        of_row = sinks.expand(batch, -1, -1, groups.shape[2] * kv_heads // sinks.numel())
         scores = torch.cat([scores, of_row.reshape(batch, kv_heads, -1, 1)], dim=3)
     shares = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype)
     shares = shares if sinks is None else shares[..., :-1]

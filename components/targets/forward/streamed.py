@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from components.targets.forward.compiled import address, compiled_functions
+from components.targets.forward.compiled import compiled_functions, run
 
 MOST_ROWS: Final = 8
 INPUTS_DIVIDE_BY: Final = 32
@@ -33,10 +33,8 @@ def streamed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     A row of the result is the same to the bit whatever rows are beside it.
     """
-    functions = compiled_functions()
-    assert functions is not None and 1 <= x.shape[0] <= MOST_ROWS and x.dtype == weight.dtype
+    assert 1 <= x.shape[0] <= MOST_ROWS and x.dtype == weight.dtype
     x = x.contiguous()
     y = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype)
-    run = functions["streamed", x.dtype]
-    run(*map(address, (weight, x, bias, y)), *weight.shape, x.shape[0], torch.get_num_threads())
+    run("streamed", x.dtype, (weight, x, bias, y), *weight.shape, x.shape[0])
     return y

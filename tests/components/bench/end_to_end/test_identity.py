@@ -36,7 +36,7 @@ from components.drafts.methods.ngram import Ngram
 from components.rows import Request
 from components.speedup.measured import measured_arms, too_many_ties
 from components.targets import load_target
-from components.targets.forward import llama, static_cache
+from components.targets.forward import llama, mlp, static_cache
 from components.targets.interface import AbstractCache, AbstractTarget, TargetPass
 from components.targets.load import open_target, open_tokenizer
 
@@ -92,7 +92,8 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Dty
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(static_cache, "can_attend", lambda *_: False)
-        patch.setattr(llama, "can_process", lambda *_: False)
+        for module in (llama, mlp):
+            patch.setattr(module, "can_run", lambda *_: False)
         yield subject
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from components.targets.forward.attention import MOST_ROWS, attend_rows, can_attend
 from components.targets.forward.compiled import compiled_functions
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
 
 
@@ -104,7 +105,7 @@ def test_columns_that_a_row_does_not_see_change_no_bit(window: int, dtype: torch
 
 
 def test_heads_that_fill_no_vector_or_no_stack_are_left_to_pytorch() -> None:
-    assert can_attend(torch.float32, 128)
-    assert not can_attend(torch.float32, 40)
-    assert not can_attend(torch.float32, 512)
-    assert not can_attend(torch.float16, 64)
+    assert can_attend(CPU, torch.float32, 128)
+    assert not can_attend(CPU, torch.float32, 40)
+    assert not can_attend(CPU, torch.float32, 512)
+    assert not can_attend(CPU, torch.float16, 64)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from components.targets.forward import compiled as module
 from components.targets.forward.attention import can_attend
-from components.targets.forward.compiled import compiled_functions
+from components.targets.forward.compiled import can_run, compiled_functions
 from components.targets.forward.linear import Linear, calibrate
-from components.targets.forward.rows import can_process
 from components.targets.load import open_target
 
+CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
 
 
@@ -39,7 +39,7 @@ def test_without_a_compiler_there_are_no_such_functions(
 ) -> None:
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not can_attend(torch.float32, 64) and not can_process(torch.float32, 64)
+    assert not can_attend(CPU, torch.float32, 64) and not can_run(CPU, torch.float32, 64)
     assert Linear(torch.randn(160, 128), kernels=("streamed",)).kernels == ("plain",)
     assert "streamed" not in calibrate([Linear(torch.randn(160, 128))])[160, 128]
     assert not list(tmp_path.rglob("forward-*")), "nothing of it is left"

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.targets.forward.compiled import compiled_functions
-from components.targets.forward.rows import can_process, gated, normed, rotate
+from components.targets.forward.compiled import can_run, compiled_functions
+from components.targets.forward.rows import gated, normed, rotate
 
 pytestmark = pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
 
+CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [16, 48, 64, 1040]
 HEADS, KV_HEADS, EPS = 6, 2, 1e-5
@@ -94,6 +95,10 @@ def test_a_rotation_puts_keys_and_values_into_the_cache(
 
 
 def test_rows_that_fill_no_vector_are_left_to_pytorch() -> None:
-    assert can_process(torch.float32, 64, 48)
-    assert not can_process(torch.float32, 64, 40)
-    assert not can_process(torch.float16, 64)
+    assert can_run(CPU, torch.float32, 64, 48)
+    assert not can_run(CPU, torch.float32, 64, 40)
+    assert not can_run(CPU, torch.float16, 64)
+    assert not can_run(torch.device("meta"), torch.float32, 64)
+    for odd in (lambda: normed(torch.ones(1, 40), None, 1e-5), lambda: gated(torch.ones(1, 80), "silu")):
+        with pytest.raises(AssertionError):
+            odd()  # it would write beyond its row

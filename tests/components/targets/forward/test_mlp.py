@@ -26,7 +26,7 @@ def mixture(is_normalised: bool, is_biased: bool) -> Experts:
         bias = torch.randn(rows, generator=dice) if is_biased else None
         return Linear(torch.randn(rows, columns, generator=dice) / columns**0.5, bias)
 
-    experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu", False) for _ in range(COUNT)]
+    experts = [Mlp(linear(2 * INNER, WIDTH), linear(WIDTH, INNER), "silu") for _ in range(COUNT)]
     return Experts(linear(COUNT, WIDTH), experts, CHOSEN, is_normalised)
 
 
@@ -65,7 +65,7 @@ def test_rows_get_what_their_own_experts_give(num_rows: int, is_normalised: bool
 )
 def test_an_mlp_applies_its_activation(activation: Any, gated: Callable[[Tensor], Tensor], up: float) -> None:
     """Every up is the sum 1.5; up: what it counts as."""
-    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), activation, False)
+    mlp = Mlp(Linear(torch.cat([torch.eye(3), torch.ones(3, 3)])), Linear(torch.eye(3)), activation)
     x = torch.tensor([[0.5, -1.0, 2.0]])
     torch.testing.assert_close(mlp(x), gated(x) * up)
     torch.testing.assert_close(mlp.add_to(x, x), x + mlp(x))
@@ -75,7 +75,7 @@ def test_many_rows_pass_an_mlp_in_pieces_and_say_the_same(monkeypatch: pytest.Mo
     dice = torch.Generator().manual_seed(3)
     up, down = (torch.randn(size, generator=dice) for size in ((2 * INNER, WIDTH), (WIDTH, INNER)))
     x, residual = torch.randn(2, 11, WIDTH, generator=dice)
-    mlp = Mlp(Linear(up), Linear(down), "silu", False)
+    mlp = Mlp(Linear(up), Linear(down), "silu")
     whole, added, widest = mlp(x), mlp.add_to(residual, x), []
     inner = Mlp.inner
     monkeypatch.setattr(Mlp, "inner", lambda self, rows: (widest.append(len(rows)), inner(self, rows))[1])
