@@ -1,94 +1,140 @@
 /* y = x W^T + b for 1 to 8 rows of x, reading W once: see streamed.py, which compiles this file.
 
-   A tile is a few outputs by all rows. Its sums stay in registers, a vector of partial sums each, while it runs along a
-   block of inputs. Every row's sum is taken in the same order, whatever rows are beside it. */
+   A sum of products is taken by segments of 256 bytes of a weight: a vector of partial sums for each, added to a vector
+   of totals. One row runs along two segments at once, since one chain of additions takes longer than memory does; many
+   rows have chains enough, and run along one. So every row's sum is taken in the same order, whatever rows are beside
+   it. */
 #include "vectors.h"
 
 #define MOST_ROWS 8
-#define BLOCK 4096 /* inputs whose 8 rows of x, 128 KiB, stay in a core's cache; shorter blocks stream W less well */
-#define CHUNK 32  /* outputs that a thread takes at once */
+#define SEGMENT 256 /* two of them run side by side: further apart, a core no longer sees that W is read in order */
+#define GROUP 8     /* outputs that share a segment of x while it is in the nearest cache */
+#define CHUNK 32    /* outputs that a thread takes at once */
 #define SMALL (1 << 15) /* weights below which other threads are not worth waking */
 
-INLINED void store_f32(float *y, float value) { *y = value; }
-INLINED void store_b16(uint16_t *y, float value) { *y = narrowed(value); }
-INLINED float load_f32(const float *bias) { return *bias; }
-INLINED float load_b16(const uint16_t *bias) { return widened(*bias); }
+INLINED long inputs_of_segment(const int b16) { return SEGMENT / (b16 ? 2 : 4); }
 
-/* The next tile is fetched while this one is computed: a core alone keeps too few reads under way for all of memory's
-   bandwidth, and with eight rows it has no time to look ahead. */
-INLINED void tile_f32(const float *weight, const float *x, floats *sums, long inputs, long in, const int rows,
-                      const int outputs) {
-  floats sum[8][MOST_ROWS];
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = sums[o * rows + r];
-  for (long i = 0; i < inputs; i += WIDTH) {
-    UNROLLED for (int o = 0; o < outputs; o++) {
-      floats w = *(const floats *)(weight + o * in + i);
-      __builtin_prefetch(weight + (o + outputs) * in + i);
-      const floats *at = (const floats *)(x + i * rows);
-      UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, at[r], sum[o][r]);
-    }
-  }
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sums[o * rows + r] = sum[o][r];
+/* One of the two vectors that 2 WIDTH weights are. A word is two bfloat16s: shifted it is the first as a float, masked
+   the second; so bfloat16's vectors are the even and the odd weights, as x lies for them. */
+INLINED floats weights(const void *weight, long at, const int half, const int b16) {
+  if (!b16) return *(const floats *)((const float *)weight + at + half * WIDTH);
+  words pairs = *(const words *)((const uint16_t *)weight + at);
+  return half ? (floats)(pairs & 0xffff0000u) : (floats)(pairs << 16);
 }
 
-/* A word is two bfloat16s: shifted it is the first as a float, masked the second. */
-INLINED void tile_b16(const uint16_t *weight, const float *x, floats *sums, long inputs, long in, const int rows,
-                      const int outputs) {
-  floats sum[8][MOST_ROWS];
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = sums[o * rows + r];
-  for (long i = 0; i < inputs; i += 2 * WIDTH) {
-    UNROLLED for (int o = 0; o < outputs; o++) {
-      words pairs = *(const words *)(weight + o * in + i);
-      __builtin_prefetch(weight + (o + outputs) * in + i);
-      floats first = (floats)(pairs << 16), second = (floats)(pairs & 0xffff0000u);
-      const floats *at = (const floats *)(x + i * rows);
-      UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(first, at[r], sum[o][r]);
-      UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(second, at[rows + r], sum[o][r]);
-    }
-  }
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sums[o * rows + r] = sum[o][r];
+/* The address alone counts. */
+INLINED void fetch(const void *weight, long at, const int b16) {
+  __builtin_prefetch((const char *)weight + at * (b16 ? 2 : 4));
 }
 
-/* Outputs first..last of so many rows. x lies as tiles read it: WIDTH inputs of the first row, of the second, ... */
-#define CHUNK_OF_ROWS(NAME, NUMBER, rows, outputs)                                                                     \
-  static void chunk_##NAME##_##rows(const NUMBER *weight, const float *x, const NUMBER *bias, NUMBER *y, long first,   \
-                                    long last, long in, long out) {                                                    \
-    floats sums[CHUNK * rows];                                                                                         \
-    memset(sums, 0, sizeof sums);                                                                                      \
-    for (long i = 0; i < in; i += BLOCK) {                                                                             \
-      long inputs = in - i < BLOCK ? in - i : BLOCK, o = first;                                                        \
-      for (; o + outputs <= last; o += outputs)                                                                        \
-        tile_##NAME(weight + o * in + i, x + i * rows, sums + (o - first) * rows, inputs, in, rows, outputs);          \
-      for (; o < last; o++)                                                                                            \
-        tile_##NAME(weight + o * in + i, x + i * rows, sums + (o - first) * rows, inputs, in, rows, 1);                \
-    }                                                                                                                  \
-    for (long o = first; o < last; o++)                                                                                \
-      for (int r = 0; r < rows; r++)                                                                                   \
-        store_##NAME(y + r * out + o, sum_of(sums[(o - first) * rows + r]) + (bias ? load_##NAME(bias + o) : 0));      \
-  }
+INLINED floats both_added(const void *weight, long at, const float *x, floats sum, const int b16) {
+  sum = fused(weights(weight, at, 0, b16), *(const floats *)x, sum);
+  return fused(weights(weight, at, 1, b16), *(const floats *)(x + WIDTH), sum);
+}
 
-#define KERNELS(NAME, NUMBER)                                                                                          \
-  CHUNK_OF_ROWS(NAME, NUMBER, 1, 8)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 2, 4)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 3, 4)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 4, 4)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 5, 2)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 6, 2)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 7, 2)                                                                                    \
-  CHUNK_OF_ROWS(NAME, NUMBER, 8, 2)                                                                                    \
-  static void (*const NAME##_of_rows[])(const NUMBER *, const float *, const NUMBER *, NUMBER *, long, long, long,     \
-                                        long) = {chunk_##NAME##_1, chunk_##NAME##_2, chunk_##NAME##_3,                 \
-                                                 chunk_##NAME##_4, chunk_##NAME##_5, chunk_##NAME##_6,                 \
-                                                 chunk_##NAME##_7, chunk_##NAME##_8};                                  \
-  static void all_##NAME(const NUMBER *weight, const float *x, const NUMBER *bias, NUMBER *y, long out, long in,       \
-                         long rows, int threads) {                                                                     \
-    _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1 && out * in >= SMALL)")            \
-    for (long first = 0; first < out; first += CHUNK)                                                                  \
-      NAME##_of_rows[rows - 1](weight, x, bias, y, first, first + CHUNK < out ? first + CHUNK : out, in, out);         \
+/* The totals of one output, whose weights begin at `at`, for one row. */
+INLINED floats total_of(const void *weight, long at, const float *x, long in, const int b16) {
+  const long segment = inputs_of_segment(b16);
+  floats total = all(0);
+  long i = 0;
+  for (; i + 2 * segment <= in; i += 2 * segment) {
+    floats one = all(0), next = all(0);
+    UNROLLED for (long j = i; j < i + segment; j += 2 * WIDTH) {
+      one = both_added(weight, at + j, x + j, one, b16);
+      next = both_added(weight, at + j + segment, x + j + segment, next, b16);
+    }
+    total += one;
+    total += next;
   }
+  for (; i < in; i += segment) {
+    floats one = all(0);
+    for (long j = i; j < i + segment && j < in; j += 2 * WIDTH) one = both_added(weight, at + j, x + j, one, b16);
+    total += one;
+  }
+  return total;
+}
 
-KERNELS(f32, float)
-KERNELS(b16, uint16_t)
+/* A segment of a few outputs by all rows, added to their totals. The outputs of the next group are fetched meanwhile: a
+   core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time to look
+   ahead. */
+INLINED void tile(const void *weight, long at, const float *x, floats *totals, long inputs, long in, const int rows,
+                  const int outputs, const int b16) {
+  floats sum[4][MOST_ROWS];
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = all(0);
+  for (long i = 0; i < inputs; i += 2 * WIDTH)
+    UNROLLED for (int o = 0; o < outputs; o++) {
+      UNROLLED for (int half = 0; half < 2; half++) {
+        floats w = weights(weight, at + o * in + i, half, b16);
+        if (!b16 || !half) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
+        const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
+        UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
+      }
+    }
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) totals[o * rows + r] += sum[o][r];
+}
+
+/* The totals of so many outputs, some at a time, for all rows. */
+INLINED void group_of(const void *weight, long at, const float *x, floats *totals, long in, const int rows,
+                      const int outputs, const int number, const int b16) {
+  const long segment = inputs_of_segment(b16);
+  long i = 0;
+  for (; i + segment <= in; i += segment)
+    for (int o = 0; o < number; o += outputs)
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, segment, in, rows, outputs, b16);
+  if (i < in)
+    for (int o = 0; o < number; o += outputs)
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, b16);
+}
+
+/* Outputs first..last. x lies as tiles read it: WIDTH inputs of the first row, of the second, ... */
+INLINED void chunk(const void *weight, const float *x, const void *bias, void *y, long first, long last, long in,
+                   long out, const int rows, const int outputs, const int b16) {
+  floats totals[CHUNK * MOST_ROWS];
+  if (rows == 1) {
+    for (long o = first; o < last; o++) totals[o - first] = total_of(weight, o * in, x, in, b16);
+  } else {
+    memset(totals, 0, sizeof(floats) * CHUNK * rows);
+    long o = first;
+    for (; o + GROUP <= last; o += GROUP)
+      group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, outputs, GROUP, b16);
+    for (; o < last; o++) group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, 1, 1, b16);
+  }
+  for (long o = first; o < last; o++)
+    for (int r = 0; r < rows; r++) {
+      float sum = sum_of(totals[(o - first) * rows + r]);
+      if (b16)
+        ((uint16_t *)y)[r * out + o] = narrowed(sum + (bias ? widened(((const uint16_t *)bias)[o]) : 0));
+      else
+        ((float *)y)[r * out + o] = sum + (bias ? ((const float *)bias)[o] : 0);
+    }
+}
+
+typedef void (*Chunk)(const void *, const float *, const void *, void *, long, long, long, long);
+#define CHUNK_OF_ROWS(rows, outputs, b16)                                                                              \
+  static void chunk_##rows##_##b16(const void *weight, const float *x, const void *bias, void *y, long first,          \
+                                   long last, long in, long out) {                                                     \
+    chunk(weight, x, bias, y, first, last, in, out, rows, outputs, b16);                                               \
+  }
+#define CHUNKS(b16)                                                                                                    \
+  CHUNK_OF_ROWS(1, 1, b16)                                                                                             \
+  CHUNK_OF_ROWS(2, 4, b16)                                                                                             \
+  CHUNK_OF_ROWS(3, 4, b16)                                                                                             \
+  CHUNK_OF_ROWS(4, 4, b16)                                                                                             \
+  CHUNK_OF_ROWS(5, 2, b16)                                                                                             \
+  CHUNK_OF_ROWS(6, 2, b16)                                                                                             \
+  CHUNK_OF_ROWS(7, 1, b16)                                                                                             \
+  CHUNK_OF_ROWS(8, 1, b16)                                                                                             \
+  static const Chunk chunks_##b16[] = {chunk_1_##b16, chunk_2_##b16, chunk_3_##b16, chunk_4_##b16,                     \
+                                       chunk_5_##b16, chunk_6_##b16, chunk_7_##b16, chunk_8_##b16};
+CHUNKS(0)
+CHUNKS(1)
+
+static void all_outputs(Chunk of_rows, const void *weight, const float *x, const void *bias, void *y, long out, long in,
+                        int threads) {
+  _Pragma("omp parallel for schedule(static) num_threads(threads) if (threads > 1 && out * in >= SMALL)")
+  for (long first = 0; first < out; first += CHUNK)
+    of_rows(weight, x, bias, y, first, first + CHUNK < out ? first + CHUNK : out, in, out);
+}
 
 /* weight [out, in], x [rows, in], bias [out] or NULL, y [rows, out]; in is a multiple of 32, rows are 1 to 8. */
 void streamed_f32(const float *weight, const float *x, const float *bias, float *y, long out, long in, long rows,
@@ -96,7 +142,7 @@ void streamed_f32(const float *weight, const float *x, const float *bias, float 
   float laid[rows * in] __attribute__((aligned(64)));
   for (long r = 0; r < rows; r++)
     for (long i = 0; i < in; i += WIDTH) memcpy(laid + i * rows + r * WIDTH, x + r * in + i, 4 * WIDTH);
-  all_f32(weight, laid, bias, y, out, in, rows, threads);
+  all_outputs(chunks_0[rows - 1], weight, laid, bias, y, out, in, threads);
 }
 
 void streamed_b16(const uint16_t *weight, const uint16_t *x, const uint16_t *bias, uint16_t *y, long out, long in,
@@ -108,5 +154,5 @@ void streamed_b16(const uint16_t *weight, const uint16_t *x, const uint16_t *bia
         laid[i * rows + r * WIDTH + lane] = widened(x[r * in + i + 2 * lane]);
         laid[(i + WIDTH) * rows + r * WIDTH + lane] = widened(x[r * in + i + 2 * lane + 1]);
       }
-  all_b16(weight, laid, bias, y, out, in, rows, threads);
+  all_outputs(chunks_1[rows - 1], weight, laid, bias, y, out, in, threads);
 }
