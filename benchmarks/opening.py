@@ -3,7 +3,8 @@
 Every case is one model in one dtype. Each opening has a process of its own: `first` times kernels and remembers the
 times, `again` finds them remembered, `transformers` is AutoModelForCausalLM. The last two then decode in turns,
 greedily after 64 tokens, and ours verifies 1 to 8 rows at once. With --llama-cpp, its own llama-bench does both on the
-same weights and threads, in the same turns; give it a build with optimisation, which the one for tests has not.
+same weights and threads, in the same turns; give it a build with optimisation, which the one for tests has not. Memory
+has its turn too: a sum of numbers on the same threads says what it streams.
 With --autotune, `bench.autotune` chooses threads and kernels of a model, and its peak stands beside what it says
 before. --release loads a released drafter with MLflow.
 
@@ -50,6 +51,8 @@ BUILTIN: Final = ROOT / "components" / "targets" / "builtin"
 CONTEXT, TOKENS, PASSES, MOST_ROWS = list(range(1, 65)), 24, 6, 8
 LONG, LONG_ROWS = 2048, (1, 8)
 """Tokens of a longer context, and numbers of rows that are passed after it."""
+STREAMED_BYTES: Final = 1 << 29
+"""Bytes that are summed to see what memory streams: far more than caches hold."""
 SHAPE: Final[dict[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -269,11 +272,29 @@ class Process:
         return {name: int(rest.split()[0]) << 10 for name, _, rest in (x.partition(":") for x in lines) if "kB" in rest}
 
 
+def rows_looked_up(folder: Path) -> int:
+    """Weights of an input embedding that is no head as well: a token reads one row of them."""
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+
+
+def memory_rate(threads: int) -> float:
+    """GB a second in which a sum reads memory, on so many threads."""
+    torch.set_num_threads(threads)
+    numbers = torch.ones(STREAMED_BYTES // 8, dtype=torch.int64)
+    numbers.sum()
+    began = time.perf_counter()
+    for _ in range(PASSES):
+        numbers.sum()
+    return PASSES * numbers.nbytes / (time.perf_counter() - began) / 1e9
+
+
 def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: Sequence[Path]) -> dict[str, Any]:
     """One model in one dtype: openings, then decoding in turns. llama_cpp: llama-bench and the sources, or neither."""
     num_params = int(target_facts(Target(key="", path=folder))["num_params"])
     threads = threads_for(num_params, num_usable_cores())
     case: dict[str, Any] = {"num_threads": threads, "weights": num_params * getattr(torch, dtype).itemsize}
+    case["read_for_a_token"] = case["weights"] - rows_looked_up(folder) * getattr(torch, dtype).itemsize
     running: dict[str, Process] = {}
     for part in ("first", "again", "transformers"):
         process = Process(part, folder, dtype, threads, home)
@@ -288,13 +309,16 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
             part: lambda process=process: process.ask("tokens")["tokens_per_s"]  # type: ignore[misc]
             for part, process in running.items()
         } | ({"llama.cpp": other.tokens} if other else {})
+        streams: list[float] = []
         rates: dict[str, list[float]] = {part: [] for part in decoding}
         for turn in range(turns + 1):
             for part, measure in decoding.items():
                 rate = measure()
                 if turn:  # the first one warms up
                     rates[part].append(round(rate, 2))
-        case["tokens_per_s"] = rates
+            if turn:
+                streams.append(round(memory_rate(threads), 2))
+        case["tokens_per_s"], case["memory_gb_s"] = rates, streams
         case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
         case["long_ms"] = running["again"].ask("long")["rows_ms"]
         if other:
@@ -303,6 +327,14 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
     for process in running.values():
         process.end()
     return case
+
+
+def share_of_memory(case: dict[str, Any]) -> str:
+    """GB of weights that our decoding reads in a second, and what memory streamed in the same turns."""
+    if "memory_gb_s" not in case:
+        return "-"
+    ours, streams = fmean(case["tokens_per_s"]["again"]) * case["read_for_a_token"] / 1e9, fmean(case["memory_gb_s"])
+    return f"{ours:.1f} / {streams:.1f} ({ours / streams:.0%})"
 
 
 def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
@@ -320,6 +352,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
                 f"{of_weights(first)} / {of_weights(again)} / {of_weights(other)}",
                 f"{of_weights(first, 'peak_anonymous')} / {of_weights(other, 'peak_anonymous')}",
                 " / ".join(f"{fmean(rates):.1f}" for rates in rate.values()),
+                share_of_memory(case),
                 " / ".join(
                     ", ".join(f"{spent / case[part][0]:.2f}" for spent in case[part][1:])
                     for part in ("rows_ms", "llama_cpp_rows_ms")
@@ -364,6 +397,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
             "peak: first / again / transformers",
             "without the file: ours / transformers",
             f"tokens a second: {engines}",
+            "GB/s: ours / memory",
             f"cost of 2 to 8 rows: ours{with_llama_cpp}",
             f"ms of {LONG_ROWS[0]} and {LONG_ROWS[1]} rows after {LONG:,} tokens: ours{with_llama_cpp}",
         ),
