@@ -18,6 +18,7 @@ the kernel counts it; `peak_anonymous` (looked at every 5 ms) leaves out pages o
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -53,6 +54,8 @@ LONG, LONG_ROWS = 2048, (1, 8)
 """Tokens of a longer context, and numbers of rows that are passed after it."""
 STREAMED_BYTES: Final = 1 << 29
 """Bytes that are summed to see what memory streams: far more than caches hold."""
+SETTLE_S: Final = 2.0
+"""Before a turn: llama-bench is a new process in each, and what ended before takes the system some time to put away."""
 SHAPE: Final[dict[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -278,10 +281,16 @@ def rows_looked_up(folder: Path) -> int:
     return 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
 
 
+@functools.cache
+def numbers_to_stream() -> torch.Tensor:
+    """Held to the end: memory that is given back costs the next turn what the system then does with it."""
+    return torch.ones(STREAMED_BYTES // 8, dtype=torch.int64)
+
+
 def memory_rate(threads: int) -> float:
     """GB a second in which a sum reads memory, on so many threads."""
     torch.set_num_threads(threads)
-    numbers = torch.ones(STREAMED_BYTES // 8, dtype=torch.int64)
+    numbers = numbers_to_stream()
     numbers.sum()
     began = time.perf_counter()
     for _ in range(PASSES):
@@ -313,10 +322,12 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
         rates: dict[str, list[float]] = {part: [] for part in decoding}
         for turn in range(turns + 1):
             for part, measure in decoding.items():
+                time.sleep(SETTLE_S)
                 rate = measure()
                 if turn:  # the first one warms up
                     rates[part].append(round(rate, 2))
             if turn:
+                time.sleep(SETTLE_S)
                 streams.append(round(memory_rate(threads), 2))
         case["tokens_per_s"], case["memory_gb_s"] = rates, streams
         case["rows_ms"] = running["again"].ask("rows")["rows_ms"]
@@ -410,7 +421,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER", help="beside the built-in one")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--turns", type=int, default=3, help="of decoding")
+    parser.add_argument("--turns", type=int, default=5, help="of decoding")
     parser.add_argument("--autotune", nargs="*", default=[], metavar="NAME", help="models to choose an engine for")
     parser.add_argument("--release", type=Path, metavar="FOLDER", help="of a version, with its MLmodel")
     parser.add_argument("--random-qwen3", type=Path, metavar="FOLDER", help="write that model there, and end")
