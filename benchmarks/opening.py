@@ -397,7 +397,8 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
         "them. Peaks are multiples of the weights in that dtype, over a process that has imported everything; that of "
         "15 MB is mostly what libraries take at first use. They count pages of the file; the next column does not "
         "(ours the first time, and `transformers`). Then plain decoding after "
-        f"{len(CONTEXT)} tokens in turns (llama.cpp: its llama-bench on the same weights, converted), and what 2 to "
+        f"{len(CONTEXT)} tokens in turns (llama.cpp: its llama-bench on the same weights, converted), how much of "
+        "the weights that is in a second beside what a sum reads of memory in the same turns, and what 2 to "
         f"{MOST_ROWS} rows of one pass cost in rows. 125M and 0.6B (Qwen3's shape, tied) have random weights, stored "
         f"in bfloat16.{tuned}{loaded}{found.get('note', '')}",
         (
