@@ -35,7 +35,7 @@ from components.decoding.session import Session
 from components.drafts.storage.files import read_record
 from components.machine import free_ram, give_memory_back
 from components.targets.forward.compiled import compiled_functions
-from components.targets.forward.linear import HELD_ONCE, HELD_TWICE
+from components.targets.forward.linear import HELD_ONCE, HELD_TWICE, can_convolve
 from components.targets.interface import AbstractTarget
 from components.targets.load import open_target, target_facts
 from components.text import kernel_in_words
@@ -46,7 +46,8 @@ SLOW_TOKENS = 3  # of a target whose plain step takes longer than SLOW_STEP_NS
 SLOW_STEP_NS = 30_000_000
 WORTH_SWITCHING = 0.03  # below this gain fewer threads are used: the choice must not flip from run to run
 PEAK_OF_ONE, PEAK_OF_TWO, PEAK_OF_BOTH = 1.1, 2.0, 6  # times its weights: in one layout, in two, two targets at once
-TIMED_BYTES = 400_000_000  # of timed weights in all layouts, beside a drafter or a target held several times
+TIMED_BYTES = 100_000_000  # of timed weights in all layouts, beside a drafter or a target held several times
+CONVOLVED_BYTES = 300_000_000  # more where layers may be convolved: oneDNN's workspace
 OTHER_BYTES = 50_000_000  # caches of the trials, pages of the file
 WORTH_COMPARING = 0.01  # a rival faster than this is measured beside the baseline
 
@@ -252,14 +253,19 @@ def peak_of_choice(target: Target, drafts: Sequence[Draft], dtype: Dtype) -> int
     """Bytes of memory that choosing threads and kernels takes on a CPU, at most: one drafter is opened at a time."""
     itemsize = getattr(torch, dtype).itemsize
     sizes = [int(read_record(draft.path)["num_parameters"]) for draft in drafts]
-    largest = [(4 + itemsize) * size + TIMED_BYTES for size in sizes if size]
+    largest = [(4 + itemsize) * size + timed_bytes() for size in sizes if size]
     return peak_of_weights(int(target_facts(target)["num_params"]) * itemsize) + max(largest, default=0)
 
 
 def peak_of_weights(weights: int) -> int:
     """As `peak_of_choice`, of a target of so many bytes alone. benchmarks/opening.py measures it."""
     share = PEAK_OF_ONE if weights > HELD_ONCE else PEAK_OF_TWO if weights > HELD_TWICE else PEAK_OF_BOTH
-    return int(share * weights) + (OTHER_BYTES if weights > HELD_TWICE else TIMED_BYTES)
+    return int(share * weights) + (OTHER_BYTES if weights > HELD_TWICE else timed_bytes())
+
+
+def timed_bytes() -> int:
+    """Bytes that timing the kernels of one model takes beside it, at most."""
+    return TIMED_BYTES + CONVOLVED_BYTES if can_convolve() else TIMED_BYTES
 
 
 def check_memory(target: Target, drafts: Sequence[Draft], dtype: Dtype) -> str:

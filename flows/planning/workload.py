@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from components.bench.calibration import TIMED_BYTES, peak_of_weights
+from components.bench.calibration import peak_of_weights, timed_bytes
 from components.data.features.format import bytes_per_token
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
@@ -445,7 +445,7 @@ class Workload:
         weights = size.num_params * ITEMSIZE[dtype]
         memory = {"target": weights}
         if stage.address == "bench.autotune":  # one drafter after the other
-            timed = 0 if self.on_gpu else peak_of_weights(weights) - weights + (TIMED_BYTES if sizes else 0)
+            timed = 0 if self.on_gpu else peak_of_weights(weights) - weights + (timed_bytes() if sizes else 0)
             memory |= {"drafter": max(sizes, default=0), "kernels that are timed": timed}
         else:
             tests = self._input_rows(stage, "prompts")

@@ -1,18 +1,18 @@
 /* y = x W^T + b for 1 to 8 rows of x, reading W once: see streamed.py, which compiles this file.
 
-   A sum of products is taken by segments of 256 bytes of a weight: a vector of partial sums for each, added to a vector
-   of totals. One row runs along two segments at once, since one chain of additions takes longer than memory does; many
-   rows have chains enough, and run along one. So every row's sum is taken in the same order, whatever rows are beside
-   it. */
+   A sum of products is a vector of partial sums. In float32 it is taken from the first input to the last. In bfloat16,
+   whose additions follow each other twice as closely, that would keep one row waiting longer for them than for memory:
+   there it is taken by pieces, whose sums are added up in their order, and one row runs along two of them at once. So
+   every row's sum is taken in the same order, whatever rows are beside it. */
 #include "vectors.h"
 
 #define MOST_ROWS 8
-#define SEGMENT 256 /* two of them run side by side: further apart, a core no longer sees that W is read in order */
-#define GROUP 8     /* outputs that share a segment of x while it is in the nearest cache */
-#define CHUNK 32    /* outputs that a thread takes at once */
+/* Inputs of a piece. Eight rows of x, 4 KiB, stay in the nearest cache; and of two pieces side by side, 512 bytes of
+   bfloat16, a core still sees that they are read in order: twice as long, and one row took twice the time. */
+#define PIECE 128
+#define GROUP 8 /* outputs that share a piece of x while it is in the nearest cache */
+#define CHUNK 32 /* outputs that a thread takes at once */
 #define SMALL (1 << 15) /* weights below which other threads are not worth waking */
-
-INLINED long inputs_of_segment(const int b16) { return SEGMENT / (b16 ? 2 : 4); }
 
 /* One of the two vectors that 2 WIDTH weights are. A word is two bfloat16s: shifted it is the first as a float, masked
    the second; so bfloat16's vectors are the even and the odd weights, as x lies for them. */
@@ -32,35 +32,39 @@ INLINED floats both_added(const void *weight, long at, const float *x, floats su
   return fused(weights(weight, at, 1, b16), *(const floats *)(x + WIDTH), sum);
 }
 
-/* The totals of one output, whose weights begin at `at`, for one row. */
+/* The total of one output, whose weights begin at `at`, for one row. */
 INLINED floats total_of(const void *weight, long at, const float *x, long in, const int b16) {
-  const long segment = inputs_of_segment(b16);
   floats total = all(0);
   long i = 0;
-  for (; i + 2 * segment <= in; i += 2 * segment) {
+  for (; b16 && i + 2 * PIECE <= in; i += 2 * PIECE) {
     floats one = all(0), next = all(0);
-    UNROLLED for (long j = i; j < i + segment; j += 2 * WIDTH) {
+    UNROLLED for (long j = i; j < i + PIECE; j += 2 * WIDTH) {
       one = both_added(weight, at + j, x + j, one, b16);
-      next = both_added(weight, at + j + segment, x + j + segment, next, b16);
+      next = both_added(weight, at + j + PIECE, x + j + PIECE, next, b16);
     }
     total += one;
     total += next;
   }
-  for (; i < in; i += segment) {
-    floats one = all(0);
-    for (long j = i; j < i + segment && j < in; j += 2 * WIDTH) one = both_added(weight, at + j, x + j, one, b16);
-    total += one;
+  const long step = b16 ? PIECE : in;
+  for (; i < in; i += step) {
+    floats sum = all(0);
+    for (long j = i; j < i + step && j < in; j += 2 * WIDTH) sum = both_added(weight, at + j, x + j, sum, b16);
+    if (b16)
+      total += sum;
+    else
+      total = sum;
   }
   return total;
 }
 
-/* A segment of a few outputs by all rows, added to their totals. The outputs of the next group are fetched meanwhile: a
-   core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time to look
-   ahead. */
+/* A few outputs by all rows, over so many inputs, added to their totals. The outputs of the next group are fetched
+   meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time to
+   look ahead. */
 INLINED void tile(const void *weight, long at, const float *x, floats *totals, long inputs, long in, const int rows,
                   const int outputs, const int b16) {
   floats sum[4][MOST_ROWS];
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = all(0);
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
+      sum[o][r] = b16 ? all(0) : totals[o * rows + r];
   for (long i = 0; i < inputs; i += 2 * WIDTH)
     UNROLLED for (int o = 0; o < outputs; o++) {
       UNROLLED for (int half = 0; half < 2; half++) {
@@ -70,17 +74,20 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
         UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
       }
     }
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) totals[o * rows + r] += sum[o][r];
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
+      if (b16)
+        totals[o * rows + r] += sum[o][r];
+      else
+        totals[o * rows + r] = sum[o][r];
 }
 
 /* The totals of so many outputs, some at a time, for all rows. */
 INLINED void group_of(const void *weight, long at, const float *x, floats *totals, long in, const int rows,
                       const int outputs, const int number, const int b16) {
-  const long segment = inputs_of_segment(b16);
   long i = 0;
-  for (; i + segment <= in; i += segment)
+  for (; i + PIECE <= in; i += PIECE)
     for (int o = 0; o < number; o += outputs)
-      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, segment, in, rows, outputs, b16);
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, PIECE, in, rows, outputs, b16);
   if (i < in)
     for (int o = 0; o < number; o += outputs)
       tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, b16);
