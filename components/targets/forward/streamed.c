@@ -57,9 +57,9 @@ INLINED floats total_of(const void *weight, long at, const float *x, long in, co
   return total;
 }
 
-/* A few outputs by all rows, over so many inputs, added to their totals. The next group's weights are fetched meanwhile:
-   a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time to look
-   ahead. */
+/* A few outputs by all rows, over so many inputs, added to their totals. Weights of the next group are fetched
+   meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time
+   to look ahead. */
 INLINED void tile(const void *weight, long at, const float *x, floats *totals, long inputs, long in, const int rows,
                   const int outputs, const int b16) {
   floats sum[4][MOST_ROWS];
