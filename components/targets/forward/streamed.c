@@ -57,11 +57,11 @@ INLINED floats total_of(const void *weight, long at, const float *x, long in, co
   return total;
 }
 
-/* A few outputs by all rows, over so many inputs, added to their totals. Weights of the next group are fetched
-   meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has no time
-   to look ahead. */
+/* A few outputs by all rows, over so many inputs, added to their totals. With `fetches`, weights of the next group are
+   fetched meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has
+   no time to look ahead. */
 INLINED void tile(const void *weight, long at, const float *x, floats *totals, long inputs, long in, const int rows,
-                  const int outputs, const int b16) {
+                  const int outputs, const int fetches, const int b16) {
   floats sum[4][MOST_ROWS];
   UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
       sum[o][r] = b16 ? all(0) : totals[o * rows + r];
@@ -69,7 +69,7 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
     UNROLLED for (int o = 0; o < outputs; o++) {
       UNROLLED for (int half = 0; half < 2; half++) {
         floats w = weights(weight, at + o * in + i, half, b16);
-        if (!b16 || !half) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
+        if (fetches && (!b16 || !half)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
         const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
         UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
       }
@@ -87,10 +87,10 @@ INLINED void group_of(const void *weight, long at, const float *x, floats *total
   long i = 0;
   for (; i + PIECE <= in; i += PIECE)
     for (int o = 0; o < number; o += outputs)
-      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, PIECE, in, rows, outputs, b16);
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, PIECE, in, rows, outputs, 1, b16);
   if (i < in)
     for (int o = 0; o < number; o += outputs)
-      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, b16);
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, 1, b16);
 }
 
 /* Outputs first..last. x lies as tiles read it: WIDTH inputs of the first row, of the second, ... */
@@ -99,6 +99,9 @@ INLINED void chunk(const void *weight, const float *x, const void *bias, void *y
   floats totals[CHUNK * MOST_ROWS];
   if (rows == 1) {
     for (long o = first; o < last; o++) totals[o - first] = total_of(weight, o * in, x, in, b16);
+  } else if (rows == 2 && !b16) { /* so few sums that W is read best as it lies */
+    memset(totals, 0, sizeof(floats) * CHUNK * rows);
+    for (long o = first; o < last; o++) tile(weight, o * in, x, totals + (o - first) * rows, in, in, rows, 1, 0, b16);
   } else {
     memset(totals, 0, sizeof(floats) * CHUNK * rows);
     long o = first;
