@@ -57,6 +57,15 @@ INLINED floats total_of(const void *weight, long at, const float *x, long in, co
   return total;
 }
 
+/* A compiler short of registers reads x again for every output. In bfloat16, with twice the arithmetic for a byte, that
+   is what takes the time. */
+INLINED floats in_register(floats x) {
+#ifdef __FMA__
+  __asm__("" : "+x"(x));
+#endif
+  return x;
+}
+
 /* A few outputs by all rows, over so many inputs, added to their totals. With `fetches`, weights of the next group are
    fetched meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has
    no time to look ahead. */
@@ -66,14 +75,27 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
   UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
       sum[o][r] = b16 ? all(0) : totals[o * rows + r];
   for (long i = 0; i < inputs; i += 2 * WIDTH)
-    UNROLLED for (int o = 0; o < outputs; o++) {
+    if (b16)
       UNROLLED for (int half = 0; half < 2; half++) {
-        floats w = weights(weight, at + o * in + i, half, b16);
-        if (fetches && (!b16 || !half)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
         const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
-        UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
+        floats w[4];
+        UNROLLED for (int o = 0; o < outputs; o++) {
+          w[o] = in_register(weights(weight, at + o * in + i, half, b16));
+          if (fetches && !half) fetch(weight, at + (o + GROUP) * in + i, b16);
+        }
+        UNROLLED for (int r = 0; r < rows; r++) {
+          floats of_row = outputs > 1 ? in_register(rows_at[r]) : rows_at[r];
+          UNROLLED for (int o = 0; o < outputs; o++) sum[o][r] = fused(w[o], of_row, sum[o][r]);
+        }
       }
-    }
+    else
+      UNROLLED for (int o = 0; o < outputs; o++)
+        UNROLLED for (int half = 0; half < 2; half++) {
+          floats w = weights(weight, at + o * in + i, half, b16);
+          if (fetches) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
+          const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
+          UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
+        }
   UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
       if (b16)
         totals[o * rows + r] += sum[o][r];
@@ -128,8 +150,8 @@ typedef void (*Chunk)(const void *, const float *, const void *, void *, long, l
 #define CHUNKS(b16)                                                                                                    \
   CHUNK_OF_ROWS(1, 1, b16)                                                                                             \
   CHUNK_OF_ROWS(2, 4, b16)                                                                                             \
-  CHUNK_OF_ROWS(3, 4, b16)                                                                                             \
-  CHUNK_OF_ROWS(4, 4, b16)                                                                                             \
+  CHUNK_OF_ROWS(3, b16 ? 2 : 4, b16)                                                                                   \
+  CHUNK_OF_ROWS(4, b16 ? 2 : 4, b16)                                                                                   \
   CHUNK_OF_ROWS(5, 2, b16)                                                                                             \
   CHUNK_OF_ROWS(6, 2, b16)                                                                                             \
   CHUNK_OF_ROWS(7, 1, b16)                                                                                             \
