@@ -2,9 +2,9 @@
 
 Databases are copied by SQLite's own backup, MLflow's together with the promotion log under the registry's lock. What
 never changes once it is there (artifacts, files of the history, models in MLflow) is copied as it is, and what names
-something before the thing that it names: the databases first, then journals, the history, and the store last. So
+something before the thing that it names: the databases first, then the history, journals, and the store last. So
 everything that a restored home speaks of is in it; a run that was going on counts as killed there, and the same command
-goes on from its finished steps. Left out: unfinished steps, logs, caches, the servers' password. The last member says
+goes on from its finished steps. Of a run that ended meanwhile the history may lack the rows, which `resync` makes up. Left out: unfinished steps, logs, caches, the servers' password. The last member says
 that the backup is whole.
 """
 
@@ -71,10 +71,10 @@ def back_up(home: Path, file: Path) -> Backup:
         for path in sorted((home / "mlflow").glob("ready-*")):
             _add(archive, home, path)
         _add_tree(archive, home, home / "mlflow" / "artifacts")
+        _add_history(archive, home)
         for name in _LOGS:
             _add_tree(archive, home, home / name)
         runs = len(list((home / "runs").glob("*.jsonl")))
-        _add_history(archive, home)
         artifacts = _add_artifacts(archive, home)
         backup = Backup(_FORMAT, str(home), time.time(), draftsmith_version(), artifacts, runs)
         _add_bytes(archive, _LAST, json.dumps(asdict(backup)).encode())
