@@ -4,8 +4,8 @@ Databases are copied by SQLite's own backup, MLflow's together with the promotio
 never changes once it is there (artifacts, files of the history, models in MLflow) is copied as it is, and what names
 something before the thing that it names: the databases first, then the history, journals, and the store last. So
 everything that a restored home speaks of is in it; a run that was going on counts as killed there, and the same command
-goes on from its finished steps. Of a run that ended meanwhile the history may lack the rows, which `resync` makes up. Left out: unfinished steps, logs, caches, the servers' password. The last member says
-that the backup is whole.
+goes on from its finished steps. Of a run that ended meanwhile the history may lack the rows, which `resync` makes up.
+Left out: unfinished steps, logs, caches, the servers' password. The last member says that the backup is whole.
 """
 
 from __future__ import annotations
