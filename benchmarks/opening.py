@@ -275,7 +275,7 @@ class Process:
         return {name: int(rest.split()[0]) << 10 for name, _, rest in (x.partition(":") for x in lines) if "kB" in rest}
 
 
-def rows_looked_up(folder: Path) -> int:
+def weights_looked_up(folder: Path) -> int:
     """Weights of an input embedding that is no head as well: a token reads one row of them."""
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     return 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
@@ -303,7 +303,7 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
     num_params = int(target_facts(Target(key="", path=folder))["num_params"])
     threads = threads_for(num_params, num_usable_cores())
     case: dict[str, Any] = {"num_threads": threads, "weights": num_params * getattr(torch, dtype).itemsize}
-    case["read_for_a_token"] = case["weights"] - rows_looked_up(folder) * getattr(torch, dtype).itemsize
+    case["read_for_a_token"] = case["weights"] - weights_looked_up(folder) * getattr(torch, dtype).itemsize
     running: dict[str, Process] = {}
     for part in ("first", "again", "transformers"):
         process = Process(part, folder, dtype, threads, home)

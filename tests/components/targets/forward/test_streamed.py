@@ -23,7 +23,7 @@ needs_compiler = pytest.mark.skipif(compiled_functions() is None, reason="needs 
 def test_the_product_is_right_and_a_row_the_same_in_any_company(
     num_out: int, num_in: int, dtype: torch.dtype, with_bias: bool
 ) -> None:
-    """Against double precision; outputs and inputs that fill no whole tile, group or segment are among the shapes."""
+    """Against double precision; outputs and inputs that fill no whole tile, group or piece are among the shapes."""
     generator = torch.Generator().manual_seed(num_in)
     weight, bias, x = (
         torch.randn(*shape, generator=generator) for shape in ((num_out, num_in), (num_out,), (8, num_in))
