@@ -3,6 +3,7 @@
    Columns are taken in chunks that begin at multiples of CHUNK, whatever column is the first to be seen. A chunk gives
    each row its largest score, the sum of exponentials and the sum of values; chunks are merged in their order. So a
    row has the same bits whatever rows are beside it and however many threads there are. */
+#include "functions.h"
 #include "vectors.h"
 
 #define CHUNK 256 /* columns of a task; attention.py has the same number, and MOST_SIZE */
@@ -10,15 +11,6 @@
 #define COLUMNS 32 /* columns whose values are widened at once */
 #define MOST_SIZE 256
 #define FEW (1 << 15) /* numbers of keys below which other threads are not worth waking */
-
-typedef struct {
-  long batch, rows, heads, kv_heads, size;         /* size of a head: a multiple of 16, MOST_SIZE at most */
-  long query_batch, query_row;                     /* strides in numbers; heads lie side by side */
-  long key_batch, key_head;                        /* of keys and of values alike; columns lie side by side */
-  long first, stop;                                /* columns that the first key is and that the last one is before */
-  long mask_batch, mask_row;                       /* strides of the mask, whose columns begin at `first` */
-  float scale;
-} Sight;
 
 /* Lane j of the result is the sum of the lanes of vector j, for WIDTH vectors; it changes them. */
 INLINED floats sums_of(floats *of) {

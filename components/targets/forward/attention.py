@@ -49,11 +49,16 @@ def attend_rows(
         assert mask.dtype == queries.dtype and mask.stride(-1) == 1
         of.mask_row, of.mask_batch = mask.stride(-2), mask.stride(0) if mask.ndim == 4 else 0
     of.scale = scale
-    num_chunks = (first + columns + CHUNK - 1) // CHUNK - first // CHUNK
-    parts = torch.empty(batch * heads * rows * num_chunks * (size + 2), dtype=torch.float32)
+    parts = room_for_parts(batch, heads, rows, size, first, first + columns)
     out = torch.empty(batch, rows, heads, size, dtype=queries.dtype)
     run("attention", queries.dtype, (queries, keys, values, mask, sinks, out, parts), byref(of))
     return out
+
+
+def room_for_parts(batch: int, heads: int, rows: int, size: int, first: int, stop: int) -> Tensor:
+    """Room for what each chunk of columns first..stop gives to each row, float32."""
+    num_chunks = (stop + CHUNK - 1) // CHUNK - first // CHUNK
+    return torch.empty(batch * heads * rows * num_chunks * (size + 2), dtype=torch.float32)
 
 
 def can_attend(device: torch.device, dtype: torch.dtype, size: int) -> bool:

@@ -25,7 +25,8 @@ from torch import Tensor
 from components.machine import c_compiler, describe_machine
 from components.targets.remembered import cache_folder
 
-SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("streamed.c", "rows.c", "attention.c", "vectors.h"))
+_NAMES: Final = ("streamed.c", "rows.c", "attention.c", "layers.c", "functions.h", "vectors.h")
+SOURCES: Final = tuple(Path(__file__).with_name(name) for name in _NAMES)
 FLAGS: Final = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-ffp-contract=off")
 SIZES_DIVIDE_BY: Final = 16
 """Numbers of a vector with AVX-512: rows and heads of other sizes are left to PyTorch."""
@@ -37,12 +38,14 @@ _NUMBERS: Final = ctypes.c_void_p
 _COUNT, _THREADS, _NUMBER = ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 
-def _struct(counts: str, number: str) -> list[tuple[str, Any]]:
-    return [*((name, _COUNT) for name in counts.split()), (number, _NUMBER)]
+def _struct(counts: str, numbers: str, addresses: str = "") -> list[tuple[str, Any]]:
+    """The fields of a record in C: addresses first, then counts, then numbers."""
+    kinds = ((addresses, _NUMBERS), (counts, _COUNT), (numbers, _NUMBER))
+    return [(name, kind) for names, kind in kinds for name in names.split()]
 
 
 class Heads(ctypes.Structure):
-    """Of which heads rows of q, k and v consist, and where keys and values go: rows.c says what each field is."""
+    """Of which heads rows of q, k and v consist, and where keys and values go: functions.h says what each field is."""
 
     _fields_ = _struct(
         "batch rows heads kv_heads size apart rotation_batch rotation_row cache_batch cache_head",
@@ -51,7 +54,7 @@ class Heads(ctypes.Structure):
 
 
 class Sight(ctypes.Structure):
-    """Of which heads queries consist and which columns they see: attention.c says what each field is."""
+    """Of which heads queries consist and which columns they see: functions.h says what each field is."""
 
     _fields_ = _struct(
         "batch rows heads kv_heads size query_batch query_row key_batch key_head first stop mask_batch mask_row",
@@ -59,13 +62,45 @@ class Sight(ctypes.Structure):
     )
 
 
-Name = Literal["streamed", "norm", "gated", "rotated", "attention"]
+class LayerWeights(ctypes.Structure):
+    """The weights of a layer: layers.c says what each field is, as of the next three."""
+
+    _fields_ = _struct(
+        "view rope",
+        "",
+        "qkv qkv_bias out out_bias gate_up gate_up_bias down down_bias attention_norm mlp_norm head_norms sinks",
+    )
+
+
+class LayerView(ctypes.Structure):
+    """What layers of one window see."""
+
+    _fields_ = _struct("first batch row", "", "mask")
+
+
+class LayerRope(ctypes.Structure):
+    """The rotations of layers of one kind."""
+
+    _fields_ = _struct("batch row", "", "angles")
+
+
+class LayerPass(ctypes.Structure):
+    """The sizes of a pass through all layers."""
+
+    _fields_ = _struct(
+        "layers batch rows hidden inner heads kv_heads size cache_layer cache_batch cache_head start",
+        "floor head_floor scale gate_a gate_b",
+    )
+
+
+Name = Literal["streamed", "norm", "gated", "rotated", "attention", "layers"]
 _ARGUMENTS: Final[dict[Name, Sequence[Any]]] = {
     "streamed": (*[_NUMBERS] * 4, *[_COUNT] * 3, _THREADS),
     "norm": (*[_NUMBERS] * 3, *[_COUNT] * 2, _NUMBER, _THREADS),
     "gated": (*[_NUMBERS] * 2, *[_COUNT] * 2, *[_NUMBER] * 2, _THREADS),
     "rotated": (*[_NUMBERS] * 4, ctypes.POINTER(Heads), _THREADS),
     "attention": (*[_NUMBERS] * 7, ctypes.POINTER(Sight), _THREADS),
+    "layers": (*[_NUMBERS] * 7, ctypes.POINTER(LayerPass), _THREADS),
 }
 Functions = dict[tuple[Name, torch.dtype], Callable[..., None]]
 

@@ -63,6 +63,8 @@ equally good kernels would otherwise flip from run to run."""
 WORTH_PADDING: Final = 0.95
 """Rows are padded only if that needs less than this share of the time without, in which padding itself counts."""
 PADDING_MICROSECONDS: Final = 4.0
+SAVED_MICROSECONDS: Final = 15.0
+"""What `streamed` saves for each linear layer where all layers of a pass are one call (layers.py), at least."""
 LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (
     ("plain", "columns", "streamed"),
     ("transposed",),
@@ -159,6 +161,10 @@ class Linear:
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
         return self.out_features, self.in_features
+
+    def is_streamed(self, rows: int) -> bool:
+        """Whether so many rows, 1 or more, go through `streamed` as they are."""
+        return self.kernels[min(rows, len(self.kernels)) - 1] == "streamed"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._by_rows[min(x.shape[0], len(self._by_rows) - 1)](self, x)
@@ -280,29 +286,36 @@ def calibrate(
     placements: int = 1,
     known: Mapping[Shape, Times] | None = None,
     num_bytes: int | None = None,
+    in_one: bool = False,
 ) -> dict[Shape, Times]:
     """Give each shape of these plain layers its quickest kernels; returns the times that were measured for it.
 
     known: times of shapes that are not measured again. placements: how often the weights are copied to another place in
-    memory. num_bytes: of the weights of the whole model, where these layers are a part of it.
+    memory. num_bytes: of the weights of the whole model, where these layers are a part of it. in_one: see
+    choose_kernels.
     """
     known = known or {}
     timed = _time_kernels([layer for layer in layers if layer.shape not in known], placements)
     if num_bytes is None:
         num_bytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
     most = 1 if num_bytes > HELD_ONCE else 2 if num_bytes > HELD_TWICE else len(LAYOUTS)
-    kernels_of = {shape: choose_kernels(times, most_layouts=most) for shape, times in {**known, **timed}.items()}
+    kernels_of = {
+        shape: choose_kernels(times, most_layouts=most, in_one=in_one) for shape, times in {**known, **timed}.items()
+    }
     give_memory_back()
     for layer in layers:
         layer.use(kernels_of.get(layer.shape, PLAIN))
     return timed
 
 
-def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS)) -> Kernels:
+def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS), in_one: bool = False) -> Kernels:
     """The quickest kernel for each number of rows, of equally good ones that of a row less, and padding where it pays.
 
-    most_layouts: that may be held of a weight; see `_of_layouts`.
+    most_layouts: that may be held of a weight; see `_of_layouts`. in_one: whether layers that are all streamed run as
+    one call.
     """
+    if in_one and "streamed" in times:
+        times = {**times, "streamed": [max(time - SAVED_MICROSECONDS, 0.0) for time in times["streamed"]]}
     times = _of_layouts(times, most_layouts)
     chosen: list[Kernel] = []
     for rows in range(PROBED_ROWS):
@@ -389,11 +402,11 @@ class Layouts:
 
     kernel: "auto" takes the kernels that this machine remembers or times them, "thorough" times them anew and more
     often, "plain" leaves them, "steady" is `steady_kernel`; else what `finish` once returned. num_bytes: of the weights
-    of all layers to come.
+    of all layers to come. in_one: see choose_kernels.
     """
 
-    def __init__(self, kernel: str, num_bytes: int) -> None:
-        self._kernel, self._num_bytes = kernel, num_bytes
+    def __init__(self, kernel: str, num_bytes: int, in_one: bool = False) -> None:
+        self._kernel, self._num_bytes, self._in_one = kernel, num_bytes, in_one
         self._kernels_of = parse_kernels(kernel) if kernel not in ("auto", "thorough", "plain", "steady") else None
         self._layers: list[Linear] = []
         self._waiting: list[Linear] = []
@@ -432,7 +445,9 @@ class Layouts:
         new = {layer.shape for layer in waiting} - self._timed.keys()
         self._timed |= {} if thorough else recall_times(dtype, new)
         placements = THOROUGH_PLACEMENTS if thorough else 1
-        timed = calibrate(waiting, placements=placements, known=self._timed, num_bytes=self._num_bytes)
+        timed = calibrate(
+            waiting, placements=placements, known=self._timed, num_bytes=self._num_bytes, in_one=self._in_one
+        )
         remember_times(dtype, timed)
         self._timed |= timed
 

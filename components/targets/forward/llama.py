@@ -34,9 +34,10 @@ from components.targets.forward.architecture import (
     tensors_of,
 )
 from components.targets.forward.compiled import can_run
+from components.targets.forward.layers import LayerParts, LayersInOne
 from components.targets.forward.linear import Layouts, Linear
 from components.targets.forward.mlp import Experts, Mlp
-from components.targets.forward.rows import normed, rotate
+from components.targets.forward.rows import GATES, normed, rotate
 from components.targets.forward.static_cache import (
     Scoring,
     StaticCache,
@@ -165,7 +166,7 @@ class FastTarget(AbstractTarget):
         of_experts = sum(num_bytes for name, num_bytes in of_weights.items() if ".experts." in name)
         is_large = of_experts > LAID_OUT
         of_weights.pop(EMBEDDING, None)
-        layouts = Layouts(kernel, sum(of_weights.values()) - is_large * of_experts)
+        layouts = Layouts(kernel, sum(of_weights.values()) - is_large * of_experts, self._fits_one_call)
         layouts.add([self._head])
         for index in range(count):
             layer = self._read_layer(read, index)
@@ -173,6 +174,27 @@ class FastTarget(AbstractTarget):
             layouts.add([layer.qkv, layer.out, *([] if is_plain else layer.mlp.linears())])
             self._layers.append(layer)
         self.kernel = layouts.finish()
+
+    @functools.cached_property
+    def _in_one_call(self) -> LayersInOne | None:
+        """The layers as one function of our own, where there is one for such layers."""
+        if not (self._fits_one_call and self._layers):
+            return None
+        of, parts = self.architecture, list[LayerParts]()
+        for layer, window, rope in zip(self._layers, of.windows, of.rope_kinds, strict=True):
+            assert isinstance(layer.mlp, Mlp)
+            norms = (layer.attention_norm, layer.mlp_norm, layer.qk_norm, layer.scoring.sinks)
+            firsts = of.windows.index(window), of.rope_kinds.index(rope)
+            parts.append(LayerParts(layer.qkv, layer.out, layer.mlp, *norms, *firsts))
+        scale = of.query_scale or self._head_dim**-0.5
+        return LayersInOne(parts, self._heads, self._kv_heads, self._head_dim, scale=scale, eps=self._eps)
+
+    @property
+    def _fits_one_call(self) -> bool:
+        """Whether its layers consist of what layers.c runs."""
+        of = self.architecture
+        is_more = of.sandwich or of.attention_cap or of.experts is not None
+        return self._in_one and not is_more and of.activation in GATES
 
     def _read_layer(self, read: ReadWeight, index: int) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -337,10 +359,16 @@ class FastTarget(AbstractTarget):
         """All layers over embedded rows [B * T, H]; gives `last` always, logits of every row and taps on request."""
         taps, tapped = self.tapped_by(features), dict[int, Tensor]()
         assert self._layers, "it was opened without its layers"
-        for index, layer in enumerate(self._layers):
-            if index in taps:
-                tapped[index] = x
-            x = self._run_layer(layer, index, x, geometry, cache, num_sequences, num_rows)
+        if geometry.slots is not None and self._in_one_call is not None and x.shape[0] in self._in_one_call.rows:
+            start = geometry.views[0].first + geometry.keys[0].shape[2] - num_rows
+            seen = (geometry.views, geometry.rotations)
+            states = self._in_one_call(x, cache.kv, start, (num_sequences, num_rows), *seen)
+            tapped, x = {index: states[index] for index in taps}, states[-1]
+        else:
+            for index, layer in enumerate(self._layers):
+                if index in taps:
+                    tapped[index] = x
+                x = self._run_layer(layer, index, x, geometry, cache, num_sequences, num_rows)
         shape = (num_sequences, num_rows, -1)
         return TargetPass(
             self.silence(self.unembed(self.final_norm(x))).view(shape) if logits else None,

@@ -1,6 +1,7 @@
 /* What a layer does to each row beside its linear layers and attention: see rows.py.
 
    A row's numbers are taken in the same order, whatever rows are beside it. */
+#include "functions.h"
 #include "vectors.h"
 
 #define SIGNS either((words)((LANES & 1) == 1), all(1.0f), all(-1.0f)) /* of the second number of a pair */
@@ -57,15 +58,6 @@ void gated_f32(const float *gate_up, float *y, long rows, long size, float a, fl
 void gated_b16(const uint16_t *gate_up, uint16_t *y, long rows, long size, float a, float b, int threads) {
   gated_of(gate_up, y, rows, size, a, b, threads, 1);
 }
-
-/* Of which heads a row of q, k and v consists, and where its keys and values go. */
-typedef struct {
-  long batch, rows, heads, kv_heads, size; /* size of a head, a multiple of 16 */
-  long apart;                              /* numbers from a row of qkv to the next one */
-  long rotation_batch, rotation_row;       /* strides of the rotations, in floats */
-  long cache_batch, cache_head;            /* strides of the cache, in numbers; a column is `size` long */
-  float floor;                             /* size * eps */
-} Heads;
 
 /* Norm (norms [heads + kv_heads, size], or NULL) and rotate q and k of qkv [batch, rows, heads + 2 kv_heads, size] by
    rotations (cos and sin in turns, of numbers that lie side by side). Queries stay in qkv. Keys and values go to the

@@ -98,6 +98,11 @@ def view_of_chain(num_rows: int, start: int, window: int, like: Tensor, *, mater
     return View(first, chain_mask(num_rows, start - first, window, like))
 
 
+def mask_of(view: View, num_rows: int, like: Tensor) -> Tensor | None:
+    """The view's mask [T, S] or [B, 1, T, S], also of rows that are the first of their sequences."""
+    return chain_mask(num_rows, 0, 0, like) if view.is_causal else view.mask
+
+
 def chain_mask(num_rows: int, start: int, window: int, like: Tensor) -> Tensor:
     """The additive mask [T, start + T] of rows at columns start, start + 1, ...; window 0: all columns before."""
     mask = like.new_zeros(num_rows, start + num_rows)
@@ -150,8 +155,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, scoring: S
     """
     batch, num_rows, heads, size = queries.shape
     if num_rows <= MOST_ROWS and not scoring.cap and can_attend(queries.device, queries.dtype, size):
-        mask = chain_mask(num_rows, 0, 0, queries) if view.is_causal else view.mask
-        scale, sinks = scoring.scale or size**-0.5, scoring.sinks
+        mask, scale, sinks = mask_of(view, num_rows, queries), scoring.scale or size**-0.5, scoring.sinks
         return attend_rows(queries, keys, values, mask, first=view.first, scale=scale, sinks=sinks).flatten(2)
     rows = queries.transpose(1, 2)
     # The CPU's kernel reads keys and values once per row of queries: fold each group of heads into rows.
@@ -173,8 +177,7 @@ def _attend_many(queries: Tensor, keys: Tensor, values: Tensor, view: View, scor
             queries, keys, values, attn_mask=mask, is_causal=view.is_causal, scale=scale, enable_gqa=has_groups
         )
     if not view.in_blocks:
-        mask = chain_mask(queries.shape[2], 0, 0, queries) if view.is_causal else mask
-        return _attend_by_scores(queries, keys, values, mask, scoring)
+        return _attend_by_scores(queries, keys, values, mask_of(view, queries.shape[2], queries), scoring)
     parts = []
     for begin in range(0, queries.shape[2], BLOCK):
         rows = queries[:, :, begin : begin + BLOCK]

@@ -4,6 +4,7 @@
    whose additions follow each other twice as closely, that would keep one row waiting longer for them than for memory:
    there it is taken by pieces, whose sums are added up in their order, and one row runs along two of them at once. So
    every row's sum is taken in the same order, whatever rows are beside it. */
+#include "functions.h"
 #include "vectors.h"
 
 #define MOST_ROWS 8
@@ -92,7 +93,7 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
       UNROLLED for (int o = 0; o < outputs; o++)
         UNROLLED for (int half = 0; half < 2; half++) {
           floats w = weights(weight, at + o * in + i, half, b16);
-          if (fetches) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
+          if (fetches && !(half && WIDTH == 8)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
           const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
           UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
         }
