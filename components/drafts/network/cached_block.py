@@ -13,6 +13,7 @@ a draft block.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from itertools import accumulate
@@ -33,7 +34,9 @@ from components.drafts.network.layers import (
 )
 from components.targets.forward.attention import MOST_ROWS, attend_rows, can_attend
 from components.targets.forward.compiled import can_run
+from components.targets.forward.layers import LayerEnd
 from components.targets.forward.linear import Linear
+from components.targets.forward.mlp import Mlp
 from components.targets.forward.rows import gated, normed, rotate
 
 TABLE_LIMIT_BYTES = 64 * 2**20  # token tables above this are computed row by row instead
@@ -152,12 +155,21 @@ class CachedBlock:
         self.head_norms = self._head_norms(attention)
         self._attends = can_attend(self.device, dtype, shape.head_dim)
         self._in_one = can_run(self.device, dtype, shape.head_dim, shape.intermediate_size)
+        for linear in self.linears:
+            linear.in_one = self._in_one and can_run(self.device, dtype, shape.hidden_size)
         self.rotations = self.masks = torch.empty(0)
 
     @property
     def linears(self) -> list[Linear]:
         """The block's linear layers in the order they run."""
         return [self.output, self.gate_up, self.down]
+
+    @functools.cached_property
+    def _end(self) -> LayerEnd | None:
+        """What follows attention as one function of our own, where there is one; asked when all is laid out."""
+        if not self.output.in_one:
+            return None
+        return LayerEnd(self.output, Mlp(self.gate_up, self.down, "silu"), None, self.shape.rms_norm_eps)
 
     def new_cache(self, capacity: int, num_layers: int = 1) -> KvCache:
         """An empty cache for `capacity` columns; also makes the tables long enough.
@@ -335,6 +347,8 @@ class CachedBlock:
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """The block after attention: residual [T, H], mixed [T, A * D] -> [T, H]."""
+        if self._end is not None and residual.shape[0] in self._end.rows:
+            return self._end(residual, mixed)
         hidden = self.output.add_to(residual, mixed)
         gate_up = self.gate_up(self.norm(hidden))
         if self._in_one:

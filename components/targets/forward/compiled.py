@@ -93,13 +93,14 @@ class LayerPass(ctypes.Structure):
     )
 
 
-Name = Literal["streamed", "norm", "gated", "rotated", "attention", "layers"]
+Name = Literal["streamed", "norm", "gated", "rotated", "attention", "finish", "layers"]
 _ARGUMENTS: Final[dict[Name, Sequence[Any]]] = {
     "streamed": (*[_NUMBERS] * 4, *[_COUNT] * 3, _THREADS),
     "norm": (*[_NUMBERS] * 3, *[_COUNT] * 2, _NUMBER, _THREADS),
     "gated": (*[_NUMBERS] * 2, *[_COUNT] * 2, *[_NUMBER] * 2, _THREADS),
     "rotated": (*[_NUMBERS] * 4, ctypes.POINTER(Heads), _THREADS),
     "attention": (*[_NUMBERS] * 7, ctypes.POINTER(Sight), _THREADS),
+    "finish": (*[_NUMBERS] * 4, ctypes.POINTER(LayerWeights), ctypes.POINTER(LayerPass), _THREADS),
     "layers": (*[_NUMBERS] * 7, ctypes.POINTER(LayerPass), _THREADS),
 }
 Functions = dict[tuple[Name, torch.dtype], Callable[..., None]]

@@ -2,7 +2,8 @@
 
 A layer is eleven operators. Of a small model with one row, starting them takes longer than reading its weights. So
 where every linear layer is `streamed` for this number of rows, layers.c runs the same functions one after the other,
-with the same bits. Layers that need more than that (experts, norms after a part, capped scores) run one by one.
+with the same bits. Layers that need more than that (experts, norms after a part, capped scores) run one by one. A
+drafter's one layer has what follows attention in one call.
 """
 
 from __future__ import annotations
@@ -39,6 +40,30 @@ class LayerParts(NamedTuple):
     rope: int
 
 
+class LayerEnd:
+    """What follows attention in a layer: h + mlp(h) with h = residual + out(mixed).
+
+    rows: the numbers of rows for which it runs.
+    """
+
+    def __init__(self, out: Linear, mlp: Mlp, mlp_norm: Tensor | None, eps: float) -> None:
+        """mlp_norm: float32 [H], or None where it is folded into the MLP. eps: of norms."""
+        self._parts = LayerParts(out, out, mlp, None, mlp_norm, None, None, 0, 0)
+        self._weights = _weights_of(self._parts)
+        self.rows = _rows_of([out, *mlp.linears()])
+        self._sizes = {"batch": 1, "heads": 1, "size": out.in_features, **_sizes_of(mlp, eps)}
+
+    def __call__(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """[N, H] of residual [N, H] and what attention gives, [N, in]."""
+        assert residual.dtype == mixed.dtype
+        of = LayerPass(rows=residual.shape[0], **self._sizes)
+        y = residual.new_empty(residual.shape)
+        room = residual.new_empty(of.rows * (2 * of.hidden + 3 * of.inner))
+        tensors = (residual.contiguous(), mixed.contiguous(), y, room)
+        run("finish", y.dtype, tensors, byref(self._weights), byref(of))
+        return y
+
+
 class LayersInOne:
     """All layers of a target, whose weights it holds.
 
@@ -49,20 +74,13 @@ class LayersInOne:
         self, layers: Sequence[LayerParts], heads: int, kv_heads: int, size: int, *, scale: float, eps: float
     ) -> None:
         """size: numbers of a head. scale: of scores. eps: of norms."""
-        first, self._layers = layers[0], list(layers)
-        hidden, inner = first.qkv.in_features, first.mlp.down.in_features
-        of_all = [linear for layer in layers for linear in (layer.qkv, layer.out, *layer.mlp.linears())]
-        self.rows = frozenset(
-            rows for rows in range(1, MOST_ROWS + 1) if all(linear.is_streamed(rows) for linear in of_all)
-        )
-        self._numbers_of_row = 2 * hidden + (2 * heads + 2 * kv_heads) * size + 3 * inner
+        self._layers = list(layers)
+        self.rows = _rows_of([linear for of in layers for linear in (of.qkv, of.out, *of.mlp.linears())])
         self._windows, self._ropes = {layer.window for layer in layers}, {layer.rope for layer in layers}
         self._weights = (LayerWeights * len(layers))(*(_weights_of(layer) for layer in layers))
-        assert isinstance(first.mlp.activation, str)
-        gate_a, gate_b = GATES[first.mlp.activation]
-        sizes = {"hidden": hidden, "inner": inner, "heads": heads, "kv_heads": kv_heads, "size": size}
-        floors = {"floor": hidden * eps, "head_floor": size * eps}
-        self._sizes = {"layers": len(layers), **sizes, **floors, "scale": scale, "gate_a": gate_a, "gate_b": gate_b}
+        self._sizes = _sizes_of(layers[0].mlp, eps)
+        self._sizes |= {"layers": len(layers), "heads": heads, "kv_heads": kv_heads, "size": size}
+        self._sizes |= {"head_floor": size * eps, "scale": scale}
 
     def __call__(
         self,
@@ -90,11 +108,22 @@ class LayersInOne:
             seen[at] = _view_of(views[at], mask)
         for at in self._ropes:
             turned[at] = _rope_of(turns[at])
-        room = x.new_empty(batch * rows * self._numbers_of_row)
+        room = x.new_empty(batch * rows * (2 * of.hidden + 3 * of.inner + 2 * (of.heads + of.kv_heads) * of.size))
         first = min(views[at].first for at in self._windows)
         parts = room_for_parts(batch, of.heads, rows, of.size, first, start + rows)
         run("layers", x.dtype, (states, kv, room, parts), self._weights, seen, turned, byref(of))
         return states
+
+
+def _rows_of(linears: Sequence[Linear]) -> frozenset[int]:
+    return frozenset(rows for rows in range(1, MOST_ROWS + 1) if all(linear.is_streamed(rows) for linear in linears))
+
+
+def _sizes_of(mlp: Mlp, eps: float) -> dict[str, float]:
+    assert isinstance(mlp.activation, str)
+    gate_a, gate_b = GATES[mlp.activation]
+    hidden, inner = mlp.down.shape
+    return {"hidden": hidden, "inner": inner, "floor": hidden * eps, "gate_a": gate_a, "gate_b": gate_b}
 
 
 def _address(tensor: Tensor | None) -> int | None:

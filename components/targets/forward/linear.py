@@ -63,8 +63,8 @@ equally good kernels would otherwise flip from run to run."""
 WORTH_PADDING: Final = 0.95
 """Rows are padded only if that needs less than this share of the time without, in which padding itself counts."""
 PADDING_MICROSECONDS: Final = 4.0
-SAVED_MICROSECONDS: Final = 15.0
-"""What `streamed` saves for each linear layer where all layers of a pass are one call (layers.py), at least."""
+SAVED_MICROSECONDS: Final = 20.0
+"""What `streamed` saves, at least, for each linear layer that runs with others as one call."""
 LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (
     ("plain", "columns", "streamed"),
     ("transposed",),
@@ -109,13 +109,15 @@ CACHE_BYTES: Final = 32 << 20
 class Linear:
     """y = x W^T + b for x [N, in] -> contiguous [N, out], from a plain weight [out, in]; no gradients.
 
-    kernels: see Kernels; what this weight cannot have, packed by oneDNN or streamed, falls back to "plain".
+    kernels: see Kernels; what this weight cannot have, packed by oneDNN or streamed, falls back to "plain". in_one:
+    whether it runs with others as one call (layers.py) where all of them are streamed.
     """
 
     __slots__ = (
         "_by_rows",
         "bias",
         "in_features",
+        "in_one",
         "kernels",
         "out_features",
         "packed",
@@ -123,9 +125,11 @@ class Linear:
         "weight_t",
     )
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernels: Kernels = PLAIN) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, kernels: Kernels = PLAIN, in_one: bool = False
+    ) -> None:
         self.out_features, self.in_features = weight.shape
-        self.bias = bias
+        self.bias, self.in_one = bias, in_one
         self.weight: Tensor | None = weight
         self.use(kernels)
 
@@ -286,21 +290,21 @@ def calibrate(
     placements: int = 1,
     known: Mapping[Shape, Times] | None = None,
     num_bytes: int | None = None,
-    in_one: bool = False,
 ) -> dict[Shape, Times]:
     """Give each shape of these plain layers its quickest kernels; returns the times that were measured for it.
 
     known: times of shapes that are not measured again. placements: how often the weights are copied to another place in
-    memory. num_bytes: of the weights of the whole model, where these layers are a part of it. in_one: see
-    choose_kernels.
+    memory. num_bytes: of the weights of the whole model, where these layers are a part of it.
     """
     known = known or {}
     timed = _time_kernels([layer for layer in layers if layer.shape not in known], placements)
     if num_bytes is None:
         num_bytes = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
     most = 1 if num_bytes > HELD_ONCE else 2 if num_bytes > HELD_TWICE else len(LAYOUTS)
+    in_one = {layer.shape for layer in layers if layer.in_one}
     kernels_of = {
-        shape: choose_kernels(times, most_layouts=most, in_one=in_one) for shape, times in {**known, **timed}.items()
+        shape: choose_kernels(times, most_layouts=most, in_one=shape in in_one)
+        for shape, times in {**known, **timed}.items()
     }
     give_memory_back()
     for layer in layers:
@@ -311,16 +315,17 @@ def calibrate(
 def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS), in_one: bool = False) -> Kernels:
     """The quickest kernel for each number of rows, of equally good ones that of a row less, and padding where it pays.
 
-    most_layouts: that may be held of a weight; see `_of_layouts`. in_one: whether layers that are all streamed run as
-    one call.
+    most_layouts: that may be held of a weight; see `_of_layouts`. in_one: see Linear; of equally good ones it takes
+    `streamed`, and pads no rows of that: one call does not.
     """
-    if in_one and "streamed" in times:
+    in_one = in_one and "streamed" in times
+    if in_one:
         times = {**times, "streamed": [max(time - SAVED_MICROSECONDS, 0.0) for time in times["streamed"]]}
     times = _of_layouts(times, most_layouts)
     chosen: list[Kernel] = []
     for rows in range(PROBED_ROWS):
         fastest = min(times, key=lambda name: times[name][rows])
-        candidates: list[Kernel] = [*chosen[-1:], "plain"]
+        candidates: list[Kernel] = ["streamed"] if in_one else [*chosen[-1:], "plain"]
         others = [name for name in candidates if name in times]
         chosen.append(
             next((name for name in others if times[fastest][rows] >= WORTH_A_LAYOUT * times[name][rows]), fastest)
@@ -330,7 +335,7 @@ def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS), in_one: bo
     for rows, kernel in enumerate(chosen):
         quickest = min(range(rows, PROBED_ROWS), key=lambda more: spent[more])
         is_worth_it = spent[quickest] + PADDING_MICROSECONDS < WORTH_PADDING * spent[rows]
-        kernels.append(quickest + 1 if is_worth_it else kernel)
+        kernels.append(quickest + 1 if is_worth_it and not (in_one and kernel == "streamed") else kernel)
     return tuple(kernels)
 
 
@@ -402,11 +407,11 @@ class Layouts:
 
     kernel: "auto" takes the kernels that this machine remembers or times them, "thorough" times them anew and more
     often, "plain" leaves them, "steady" is `steady_kernel`; else what `finish` once returned. num_bytes: of the weights
-    of all layers to come. in_one: see choose_kernels.
+    of all layers to come.
     """
 
-    def __init__(self, kernel: str, num_bytes: int, in_one: bool = False) -> None:
-        self._kernel, self._num_bytes, self._in_one = kernel, num_bytes, in_one
+    def __init__(self, kernel: str, num_bytes: int) -> None:
+        self._kernel, self._num_bytes = kernel, num_bytes
         self._kernels_of = parse_kernels(kernel) if kernel not in ("auto", "thorough", "plain", "steady") else None
         self._layers: list[Linear] = []
         self._waiting: list[Linear] = []
@@ -445,9 +450,7 @@ class Layouts:
         new = {layer.shape for layer in waiting} - self._timed.keys()
         self._timed |= {} if thorough else recall_times(dtype, new)
         placements = THOROUGH_PLACEMENTS if thorough else 1
-        timed = calibrate(
-            waiting, placements=placements, known=self._timed, num_bytes=self._num_bytes, in_one=self._in_one
-        )
+        timed = calibrate(waiting, placements=placements, known=self._timed, num_bytes=self._num_bytes)
         remember_times(dtype, timed)
         self._timed |= timed
 

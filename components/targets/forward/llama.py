@@ -142,13 +142,13 @@ class FastTarget(AbstractTarget):
         return 1.0 + weight.float() if self.architecture.plus_one else weight
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return Linear(weight.contiguous(), bias)
+        return Linear(weight.contiguous(), bias, in_one=self._fits_one_call)
 
     def _read_ends(self, read: ReadWeight, read_rows: ReadTable | None, has_lm_head: bool) -> None:
         """Read embedding and head. A tied head is the embedding: one tensor, or one layout and rows in the file."""
         name = "lm_head.weight" if has_lm_head else EMBEDDING
         head = self._fetch(read, name)
-        self._head = self._linear(head)
+        self._head = Linear(head.contiguous())
         rows, head_rows = (None if read_rows is None else read_rows(which) for which in (EMBEDDING, name))
         self._head_rows = head if head_rows is None else head_rows
         if rows is None:
@@ -166,7 +166,7 @@ class FastTarget(AbstractTarget):
         of_experts = sum(num_bytes for name, num_bytes in of_weights.items() if ".experts." in name)
         is_large = of_experts > LAID_OUT
         of_weights.pop(EMBEDDING, None)
-        layouts = Layouts(kernel, sum(of_weights.values()) - is_large * of_experts, self._fits_one_call)
+        layouts = Layouts(kernel, sum(of_weights.values()) - is_large * of_experts)
         layouts.add([self._head])
         for index in range(count):
             layer = self._read_layer(read, index)

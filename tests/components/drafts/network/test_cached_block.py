@@ -10,32 +10,57 @@ from torch import Tensor
 
 from components.drafts.network.cached_block import FEW_ROWS, CachedBlock, TokenTable, linear_kernel
 from components.drafts.network.layers import BlockShape, LlamaLayer, RmsNorm, Rope
+from components.targets.forward.compiled import compiled_functions
 from components.targets.forward.linear import Linear
 
 SHAPE = BlockShape(32, 48, 4, 2, 8, 1e-6, 10000.0)
+STREAMED = BlockShape(64, 96, 4, 2, 16, 1e-6, 10000.0)
+"""Of sizes that our own functions take."""
 LENGTH = 40
 
 
 class Block:
     """A layer of random weights, its rows and the output of the trained form."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: BlockShape) -> None:
         generator = torch.Generator().manual_seed(3)
-        layer = LlamaLayer(SHAPE)
+        layer = LlamaLayer(shape)
         for weight in layer.parameters():
             torch.nn.init.normal_(weight, 0.0 if weight.ndim > 1 else 1.0, 0.2, generator=generator)
-        self.rows = torch.randn(LENGTH, 32, generator=generator)
-        self.expected = layer(self.rows[None], Rope(SHAPE, torch.arange(LENGTH)))[0].detach()
-        self.cached = CachedBlock(SHAPE, layer.self_attn, layer.post_attention_layernorm, layer.mlp, torch.float32)
+        self.rows = torch.randn(LENGTH, shape.hidden_size, generator=generator)
+        self.expected = layer(self.rows[None], Rope(shape, torch.arange(LENGTH)))[0].detach()
+        self.cached = CachedBlock(shape, layer.self_attn, layer.post_attention_layernorm, layer.mlp, torch.float32)
         self.projection: Linear = linear_kernel(self.cached.norm.folded(self.cached.qkv_weight, layer.input_layernorm))
 
     def qkv(self, rows: Tensor) -> Tensor:
         return self.projection(self.cached.norm(rows))
 
 
-@pytest.fixture
-def block() -> Block:
-    return Block()
+@pytest.fixture(params=[SHAPE, STREAMED], ids=["plain", "streamed"])
+def block(request: pytest.FixtureRequest) -> Block:
+    block = Block(request.param)
+    if request.param is STREAMED:
+        for linear in block.cached.linears:
+            linear.use(("streamed",))
+    return block
+
+
+@pytest.mark.skipif(compiled_functions() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_what_follows_attention_has_the_same_bits_in_one_call(dtype: torch.dtype) -> None:
+    layer = LlamaLayer(STREAMED)
+    block = CachedBlock(STREAMED, layer.self_attn, layer.post_attention_layernorm, layer.mlp, dtype)
+    for linear in block.linears:
+        linear.use(("streamed",))
+    end = block._end
+    assert end is not None and end.rows == frozenset(range(1, 9))
+    for rows in end.rows:
+        residual, mixed = torch.randn(rows, 64).to(dtype), torch.randn(rows, 64).to(dtype)
+        block._end = end
+        ours = block._finish(residual, mixed)
+        block._end = None
+        assert torch.equal(ours, block._finish(residual, mixed))
 
 
 @pytest.mark.parametrize("sizes", [[LENGTH], [1] * LENGTH, [7, 1, FEW_ROWS + 1, 3, 12]])
