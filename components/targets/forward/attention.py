@@ -45,9 +45,8 @@ def attend_rows(
     assert heads % kv_heads == 0 and size % SIZES_DIVIDE_BY == 0 and size <= MOST_SIZE
     assert keys.stride() == values.stride() and keys.stride(2) == size and queries.stride(2) == size
     of = Sight(batch, rows, heads, kv_heads, size, *queries.stride()[:2], *keys.stride()[:2], first, first + columns)
-    if mask is not None:
-        assert mask.dtype == queries.dtype and mask.stride(-1) == 1
-        of.mask_row, of.mask_batch = mask.stride(-2), mask.stride(0) if mask.ndim == 4 else 0
+    assert mask is None or mask.dtype == queries.dtype
+    of.mask_batch, of.mask_row = mask_strides(mask)
     of.scale = scale
     parts = room_for_parts(batch, heads, rows, size, first, first + columns)
     out = torch.empty(batch, rows, heads, size, dtype=queries.dtype)
@@ -59,6 +58,12 @@ def room_for_parts(batch: int, heads: int, rows: int, size: int, first: int, sto
     """Room for what each chunk of columns first..stop gives to each row, float32."""
     num_chunks = (stop + CHUNK - 1) // CHUNK - first // CHUNK
     return torch.empty(batch * heads * rows * num_chunks * (size + 2), dtype=torch.float32)
+
+
+def mask_strides(mask: Tensor | None) -> tuple[int, int]:
+    """Numbers from a sequence's mask to the next one's (0: all have the same), and from a row's to the next one's."""
+    assert mask is None or mask.stride(-1) == 1
+    return (0, 0) if mask is None else (mask.stride(0) if mask.ndim == 4 else 0, mask.stride(-2))
 
 
 def can_attend(device: torch.device, dtype: torch.dtype, size: int) -> bool:

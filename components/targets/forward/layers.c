@@ -4,7 +4,8 @@
 #include "functions.h"
 #include "vectors.h"
 
-/* A layer's weights, or those after attention; biases, norms and sinks may be NULL. view, rope: which of the pass's it takes. */
+/* A layer's weights, or those after attention; biases, norms and sinks may be NULL. view, rope: which of the pass's it
+   takes. */
 typedef struct {
   const void *qkv, *qkv_bias, *out, *out_bias, *gate_up, *gate_up_bias, *down, *down_bias;
   const float *attention_norm, *mlp_norm, *head_norms, *sinks;

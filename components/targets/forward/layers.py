@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from components.targets.forward.attention import room_for_parts
+from components.targets.forward.attention import mask_strides, room_for_parts
 from components.targets.forward.compiled import LayerPass, LayerRope, LayerView, LayerWeights, run
 from components.targets.forward.linear import Linear
 from components.targets.forward.mlp import Mlp
-from components.targets.forward.rows import GATES
+from components.targets.forward.rows import GATES, rotation_strides
 from components.targets.forward.static_cache import View, mask_of
 from components.targets.forward.streamed import MOST_ROWS
 
@@ -83,13 +83,7 @@ class LayersInOne:
         self._sizes |= {"head_floor": size * eps, "scale": scale}
 
     def __call__(
-        self,
-        x: Tensor,
-        kv: Tensor,
-        start: int,
-        shape: tuple[int, int],
-        views: Sequence[View],
-        turns: Sequence[Tensor],
+        self, x: Tensor, kv: Tensor, start: int, shape: tuple[int, int], views: Sequence[View], turns: Sequence[Tensor]
     ) -> Tensor:
         """What every layer reads, and what the last one gives: [layers + 1, B T, H] of x [B T, H].
 
@@ -105,9 +99,9 @@ class LayersInOne:
         seen, turned = (LayerView * len(views))(), (LayerRope * len(views))()
         masks = {at: mask_of(views[at], rows, x) for at in self._windows}
         for at, mask in masks.items():
-            seen[at] = _view_of(views[at], mask)
+            seen[at] = LayerView(_address(mask), views[at].first, *mask_strides(mask))
         for at in self._ropes:
-            turned[at] = _rope_of(turns[at])
+            turned[at] = LayerRope(_address(turns[at]), *rotation_strides(turns[at]))
         room = x.new_empty(batch * rows * (2 * of.hidden + 3 * of.inner + 2 * (of.heads + of.kv_heads) * of.size))
         first = min(views[at].first for at in self._windows)
         parts = room_for_parts(batch, of.heads, rows, of.size, first, start + rows)
@@ -139,14 +133,3 @@ def _weights_of(layer: LayerParts) -> LayerWeights:
     for name in ("attention_norm", "mlp_norm", "head_norms", "sinks"):
         setattr(of, name, _address(getattr(layer, name)))
     return of
-
-
-def _view_of(view: View, mask: Tensor | None) -> LayerView:
-    if mask is None:
-        return LayerView(first=view.first)
-    return LayerView(_address(mask), view.first, mask.stride(0) if mask.ndim == 4 else 0, mask.stride(-2))
-
-
-def _rope_of(rotation: Tensor) -> LayerRope:
-    of_batch = 2 * rotation.stride(0) if rotation.ndim == 4 and rotation.shape[0] > 1 else 0
-    return LayerRope(_address(rotation), of_batch, 2 * rotation.stride(-3))

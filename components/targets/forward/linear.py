@@ -168,14 +168,17 @@ class Linear:
 
     def is_streamed(self, rows: int) -> bool:
         """Whether so many rows, 1 or more, go through `streamed` as they are."""
-        return self.kernels[min(rows, len(self.kernels)) - 1] == "streamed"
+        return self._kernel_for(rows) == "streamed"
+
+    def _kernel_for(self, rows: int) -> Kernel | int:
+        return self.kernels[min(rows, len(self.kernels)) - 1]
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._by_rows[min(x.shape[0], len(self._by_rows) - 1)](self, x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + self(x), in one kernel where that is quicker."""
-        kernel = self.kernels[min(x.shape[0], len(self.kernels)) - 1]
+        kernel = self._kernel_for(x.shape[0])
         if self.bias is None and kernel == "plain":
             return torch.addmm(residual, x, self.weight.t())  # type: ignore[union-attr]
         if self.bias is None and kernel == "transposed":

@@ -361,8 +361,8 @@ class FastTarget(AbstractTarget):
         assert self._layers, "it was opened without its layers"
         if geometry.slots is not None and self._in_one_call is not None and x.shape[0] in self._in_one_call.rows:
             start = geometry.views[0].first + geometry.keys[0].shape[2] - num_rows
-            seen = (geometry.views, geometry.rotations)
-            states = self._in_one_call(x, cache.kv, start, (num_sequences, num_rows), *seen)
+            of = (num_sequences, num_rows)
+            states = self._in_one_call(x, cache.kv, start, of, geometry.views, geometry.rotations)
             tapped, x = {index: states[index] for index in taps}, states[-1]
         else:
             for index, layer in enumerate(self._layers):

@@ -58,8 +58,13 @@ def rotate(
     assert qkv.stride()[2:] == (size, 1) and (batch == 1 or qkv.stride(0) == rows * qkv.stride(1))
     assert slots is None or slots.stride()[2:] == (size, 1)
     of = Heads(batch, rows, all_heads - 2 * kv_heads, kv_heads, size, qkv.stride(1), floor=floor)
-    of.rotation_row = 2 * rotation.stride(-3)
-    of.rotation_batch = 2 * rotation.stride(0) if rotation.ndim == 4 and rotation.shape[0] > 1 else 0
+    of.rotation_batch, of.rotation_row = rotation_strides(rotation)
     if slots is not None:
         of.cache_batch, of.cache_head = slots.stride(0), slots.stride(1)
     run("rotated", qkv.dtype, (qkv, norms, rotation, slots), byref(of))
+
+
+def rotation_strides(rotation: Tensor) -> tuple[int, int]:
+    """As `mask_strides` (attention.py), of rotations as `rotate` takes them, in floats."""
+    of_batch = 2 * rotation.stride(0) if rotation.ndim == 4 and rotation.shape[0] > 1 else 0
+    return of_batch, 2 * rotation.stride(-3)

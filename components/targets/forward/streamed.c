@@ -93,6 +93,7 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
       UNROLLED for (int o = 0; o < outputs; o++)
         UNROLLED for (int half = 0; half < 2; half++) {
           floats w = weights(weight, at + o * in + i, half, b16);
+          /* With AVX2 both halves are of one line of the cache. */
           if (fetches && !(half && WIDTH == 8)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
           const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
           UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);

@@ -59,6 +59,7 @@ def test_what_follows_attention_has_the_same_bits_in_one_call(dtype: torch.dtype
         residual, mixed = torch.randn(rows, 64).to(dtype), torch.randn(rows, 64).to(dtype)
         block._end = end
         ours = block._finish(residual, mixed)
+        assert not torch.equal(ours, residual)
         block._end = None
         assert torch.equal(ours, block._finish(residual, mixed))
 
