@@ -28,7 +28,7 @@ PROBED_ROWS: Final = 8
 ALWAYS: Final = frozenset({"plain", "transposed", "columns"})
 PACKED: Final[tuple[Kernel, ...]] = ("prepacked", "convolved")
 """Kernels on layouts of oneDNN, which not every build, device and dtype has."""
-VERSION: Final = 6
+VERSION: Final = 7
 """Of the kernels: times of others are no times of these."""
 FILE: Final = "kernels.json"
 

@@ -63,8 +63,11 @@ equally good kernels would otherwise flip from run to run."""
 WORTH_PADDING: Final = 0.95
 """Rows are padded only if that needs less than this share of the time without, in which padding itself counts."""
 PADDING_MICROSECONDS: Final = 4.0
-SAVED_MICROSECONDS: Final = 20.0
-"""What `streamed` saves, at least, for each linear layer that runs with others as one call."""
+SAVED_MICROSECONDS: Final = 40.0
+"""What `streamed` saves for each linear layer that runs with others as one call."""
+WORTH_LEAVING: Final = 0.9
+"""Another kernel is taken in the place of that only if it needs less than this share of its time: it takes the layers
+beside it out of the call too, and times of one row differ by a tenth from one opening to the next."""
 LAYOUTS: Final[tuple[tuple[Kernel, ...], ...]] = (
     ("plain", "columns", "streamed"),
     ("transposed",),
@@ -325,14 +328,13 @@ def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS), in_one: bo
     if in_one:
         times = {**times, "streamed": [max(time - SAVED_MICROSECONDS, 0.0) for time in times["streamed"]]}
     times = _of_layouts(times, most_layouts)
+    worth = WORTH_LEAVING if in_one else WORTH_A_LAYOUT
     chosen: list[Kernel] = []
     for rows in range(PROBED_ROWS):
         fastest = min(times, key=lambda name: times[name][rows])
         candidates: list[Kernel] = ["streamed"] if in_one else [*chosen[-1:], "plain"]
         others = [name for name in candidates if name in times]
-        chosen.append(
-            next((name for name in others if times[fastest][rows] >= WORTH_A_LAYOUT * times[name][rows]), fastest)
-        )
+        chosen.append(next((name for name in others if times[fastest][rows] >= worth * times[name][rows]), fastest))
     spent = [times[kernel][rows] for rows, kernel in enumerate(chosen)]
     kernels: list[Kernel | int] = []
     for rows, kernel in enumerate(chosen):

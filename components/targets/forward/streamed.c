@@ -1,17 +1,13 @@
 /* y = x W^T + b for 1 to 8 rows of x, reading W once: see streamed.py, which compiles this file.
 
-   A sum of products is a vector of partial sums. In float32 it is taken from the first input to the last. In bfloat16,
-   whose additions follow each other twice as closely, that would keep one row waiting longer for them than for memory:
-   there it is taken by pieces, whose sums are added up in their order, and one row runs along two of them at once. So
-   every row's sum is taken in the same order, whatever rows are beside it. */
+   A sum of products is a vector of partial sums, taken from the first input to the last. So every row's sum is taken in
+   the same order, whatever rows are beside it. */
 #include "functions.h"
 #include "vectors.h"
 
 #define MOST_ROWS 8
-/* Inputs of a piece. Eight rows of x, 4 KiB, stay in the nearest cache; and of two pieces side by side, 512 bytes of
-   bfloat16, a core still sees that they are read in order: twice as long, and one row took twice the time. */
-#define PIECE 128
-#define GROUP 8 /* outputs that share a piece of x while it is in the nearest cache */
+#define PIECE(rows) (rows > 4 ? 64 : 128) /* inputs: 2 KiB of x, which stay in the nearest cache */
+#define GROUP 8 /* outputs that share a piece of x meanwhile */
 #define CHUNK 32 /* outputs that a thread takes at once */
 #define SMALL (1 << 15) /* weights below which other threads are not worth waking */
 
@@ -23,39 +19,9 @@ INLINED floats weights(const void *weight, long at, const int half, const int b1
   return half ? (floats)(pairs & 0xffff0000u) : (floats)(pairs << 16);
 }
 
-/* The address alone counts. */
+/* To the second cache: the nearest would lose x, and weights that are needed sooner. The address alone counts. */
 INLINED void fetch(const void *weight, long at, const int b16) {
-  __builtin_prefetch((const char *)weight + at * (b16 ? 2 : 4));
-}
-
-INLINED floats both_added(const void *weight, long at, const float *x, floats sum, const int b16) {
-  sum = fused(weights(weight, at, 0, b16), *(const floats *)x, sum);
-  return fused(weights(weight, at, 1, b16), *(const floats *)(x + WIDTH), sum);
-}
-
-/* The total of one output, whose weights begin at `at`, for one row. */
-INLINED floats total_of(const void *weight, long at, const float *x, long in, const int b16) {
-  floats total = all(0);
-  long i = 0;
-  for (; b16 && i + 2 * PIECE <= in; i += 2 * PIECE) {
-    floats one = all(0), next = all(0);
-    UNROLLED for (long j = i; j < i + PIECE; j += 2 * WIDTH) {
-      one = both_added(weight, at + j, x + j, one, b16);
-      next = both_added(weight, at + j + PIECE, x + j + PIECE, next, b16);
-    }
-    total += one;
-    total += next;
-  }
-  const long step = b16 ? PIECE : in;
-  for (; i < in; i += step) {
-    floats sum = all(0);
-    for (long j = i; j < i + step && j < in; j += 2 * WIDTH) sum = both_added(weight, at + j, x + j, sum, b16);
-    if (b16)
-      total += sum;
-    else
-      total = sum;
-  }
-  return total;
+  __builtin_prefetch((const char *)weight + at * (b16 ? 2 : 4), 0, 2);
 }
 
 /* A compiler short of registers reads x again for every output. In bfloat16, with twice the arithmetic for a byte, that
@@ -67,14 +33,12 @@ INLINED floats in_register(floats x) {
   return x;
 }
 
-/* A few outputs by all rows, over so many inputs, added to their totals. With `fetches`, weights of the next group are
-   fetched meanwhile: a core alone keeps too few reads under way for all of memory's bandwidth, and with many rows has
-   no time to look ahead. */
+/* A few outputs by all rows, over so many inputs, added to their totals. Weights of the next group are fetched meanwhile:
+   a core alone keeps too few reads under way for all of memory's bandwidth. */
 INLINED void tile(const void *weight, long at, const float *x, floats *totals, long inputs, long in, const int rows,
-                  const int outputs, const int fetches, const int b16) {
+                  const int outputs, const int b16) {
   floats sum[4][MOST_ROWS];
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
-      sum[o][r] = b16 ? all(0) : totals[o * rows + r];
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = totals[o * rows + r];
   for (long i = 0; i < inputs; i += 2 * WIDTH)
     if (b16)
       UNROLLED for (int half = 0; half < 2; half++) {
@@ -82,7 +46,7 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
         floats w[4];
         UNROLLED for (int o = 0; o < outputs; o++) {
           w[o] = in_register(weights(weight, at + o * in + i, half, b16));
-          if (fetches && !half) fetch(weight, at + (o + GROUP) * in + i, b16);
+          if (!half) fetch(weight, at + (o + GROUP) * in + i, b16);
         }
         UNROLLED for (int r = 0; r < rows; r++) {
           floats of_row = outputs > 1 ? in_register(rows_at[r]) : rows_at[r];
@@ -94,46 +58,35 @@ INLINED void tile(const void *weight, long at, const float *x, floats *totals, l
         UNROLLED for (int half = 0; half < 2; half++) {
           floats w = weights(weight, at + o * in + i, half, b16);
           /* With AVX2 both halves are of one line of the cache. */
-          if (fetches && !(half && WIDTH == 8)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
+          if (!(half && WIDTH == 8)) fetch(weight, at + (o + GROUP) * in + i + half * WIDTH, b16);
           const floats *rows_at = (const floats *)(x + (i + half * WIDTH) * rows);
           UNROLLED for (int r = 0; r < rows; r++) sum[o][r] = fused(w, rows_at[r], sum[o][r]);
         }
-  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++)
-      if (b16)
-        totals[o * rows + r] += sum[o][r];
-      else
-        totals[o * rows + r] = sum[o][r];
+  UNROLLED for (int o = 0; o < outputs; o++) UNROLLED for (int r = 0; r < rows; r++) totals[o * rows + r] = sum[o][r];
 }
 
 /* The totals of so many outputs, some at a time, for all rows. */
 INLINED void group_of(const void *weight, long at, const float *x, floats *totals, long in, const int rows,
                       const int outputs, const int number, const int b16) {
   long i = 0;
-  for (; i + PIECE <= in; i += PIECE)
+  for (; i + PIECE(rows) <= in; i += PIECE(rows))
     for (int o = 0; o < number; o += outputs)
-      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, PIECE, in, rows, outputs, 1, b16);
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, PIECE(rows), in, rows, outputs, b16);
   if (i < in)
     for (int o = 0; o < number; o += outputs)
-      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, 1, b16);
+      tile(weight, at + o * in + i, x + i * rows, totals + o * rows, in - i, in, rows, outputs, b16);
 }
 
 /* Outputs first..last. x lies as tiles read it: WIDTH inputs of the first row, of the second, ... */
 INLINED void chunk(const void *weight, const float *x, const void *bias, void *y, long first, long last, long in,
                    long out, const int rows, const int outputs, const int b16) {
   floats totals[CHUNK * MOST_ROWS];
-  if (rows == 1) {
-    for (long o = first; o < last; o++) totals[o - first] = total_of(weight, o * in, x, in, b16);
-  } else if (rows == 2 && !b16) { /* so few sums that W is read best as it lies */
-    memset(totals, 0, sizeof(floats) * CHUNK * rows);
-    for (long o = first; o < last; o++) tile(weight, o * in, x, totals + (o - first) * rows, in, in, rows, 1, 0, b16);
-  } else {
-    memset(totals, 0, sizeof(floats) * CHUNK * rows);
-    long o = first;
-    for (; o + GROUP <= last; o += GROUP)
-      group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, outputs, GROUP, b16);
-    for (; o < last; o++) group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, 1, 1, b16);
-  }
-  for (long o = first; o < last; o++)
+  memset(totals, 0, sizeof(floats) * CHUNK * rows);
+  long o = first;
+  for (; o + GROUP <= last; o += GROUP)
+    group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, outputs, GROUP, b16);
+  for (; o < last; o++) group_of(weight, o * in, x, totals + (o - first) * rows, in, rows, 1, 1, b16);
+  for (o = first; o < last; o++)
     for (int r = 0; r < rows; r++) {
       float sum = sum_of(totals[(o - first) * rows + r]);
       if (b16)
@@ -150,7 +103,7 @@ typedef void (*Chunk)(const void *, const float *, const void *, void *, long, l
     chunk(weight, x, bias, y, first, last, in, out, rows, outputs, b16);                                               \
   }
 #define CHUNKS(b16)                                                                                                    \
-  CHUNK_OF_ROWS(1, 1, b16)                                                                                             \
+  CHUNK_OF_ROWS(1, 4, b16)                                                                                             \
   CHUNK_OF_ROWS(2, 4, b16)                                                                                             \
   CHUNK_OF_ROWS(3, b16 ? 2 : 4, b16)                                                                                   \
   CHUNK_OF_ROWS(4, b16 ? 2 : 4, b16)                                                                                   \
