@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the system tests need and is missing: from Debian a browser, PostgreSQL, Caddy and Mooncake's libraries, from pip S3, Dask, Ray, Kubernetes and Mooncake.
+# Installs what the system tests need and is missing: from Debian a browser, PostgreSQL, Caddy, iproute2 and Mooncake's libraries, from pip S3, Dask, Ray, Kubernetes and Mooncake.
 # One line says why when it cannot.
 set -euo pipefail
 
@@ -17,6 +17,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 initdb=$(command -v initdb || compgen -G "/usr/lib/postgresql/*/bin/initdb" || true)
 [ -n "$initdb" ] || packages+=(postgresql)
 command -v caddy >/dev/null || packages+=(caddy)
+PATH=$PATH:/usr/sbin command -v ip >/dev/null || packages+=(iproute2) # two machines of one
 for needed in libibverbs.so.1:libibverbs1 libnuma.so.1:libnuma1 libcurl.so.4:libcurl4; do # Mooncake, even for TCP
   compgen -G "/usr/lib/*/${needed%:*}" >/dev/null || packages+=("${needed#*:}")
 done
