@@ -24,9 +24,15 @@ INLINED floats sums_of(floats *of) {
   return of[0];
 }
 
-/* Scores of `rows` queries (float32, scaled) with columns first..last of one chunk, of which the first is lane 0. */
-INLINED void score(const float *queries, const void *keys, float *scores, long begin, long first, long last, long rows,
-                   long size, const int b16) {
+/* One after the other: by turns with other addresses it gains nothing. */
+INLINED void fetch_all(const void *numbers, long at, long count, const int b16) {
+  for (long i = 0; i < count; i += b16 ? 32 : 16) fetch(numbers, at + i, b16); /* a line of 64 bytes */
+}
+
+/* Scores of `rows` queries (float32, scaled) with columns first..last of one chunk, of which the first is lane 0. The
+   next keys and these columns' values are fetched meanwhile. */
+INLINED void score(const float *queries, const void *keys, const void *values, float *scores, long begin, long first,
+                   long last, long rows, long size, const int b16) {
   float wide[WIDTH * MOST_SIZE] __attribute__((aligned(64)));
   for (long at = begin + (first - begin) / WIDTH * WIDTH; at < last; at += WIDTH) {
     const float *of[WIDTH];
@@ -41,6 +47,8 @@ INLINED void score(const float *queries, const void *keys, float *scores, long b
     }
     words outside = (words)((LANES + (uint32_t)(at - begin) < (uint32_t)(first - begin)) |
                             (LANES + (uint32_t)(at - begin) >= (uint32_t)(last - begin)));
+    fetch_all(keys, (at + 2 * WIDTH - first) * size, WIDTH * size, b16);
+    fetch_all(values, (at - first) * size, WIDTH * size, b16);
     for (long r = 0; r < rows; r++) {
       floats sums[WIDTH];
       UNROLLED for (int j = 0; j < WIDTH; j++) sums[j] = all(0);
@@ -94,7 +102,7 @@ INLINED void chunk_of(const void *queries, const void *keys, const void *values,
       const long place = b * of->query_batch + t * of->query_row + head * size;
       for (long i = 0; i < size; i += WIDTH) store(query, r * size + i, load(queries, place + i, b16) * of->scale, 0);
     }
-    score(query, key, scores, begin, first, last, rows, size, b16);
+    score(query, key, value, scores, begin, first, last, rows, size, b16);
     const long low = (first - begin) / WIDTH * WIDTH, high = last - begin;
     for (long r = 0; r < rows; r++) {
       float *row = scores + r * CHUNK, *part = parts + (from + r) * (size + 2);

@@ -19,11 +19,6 @@ INLINED floats weights(const void *weight, long at, const int half, const int b1
   return half ? (floats)(pairs & 0xffff0000u) : (floats)(pairs << 16);
 }
 
-/* To the second cache: the nearest would lose x, and weights that are needed sooner. The address alone counts. */
-INLINED void fetch(const void *weight, long at, const int b16) {
-  __builtin_prefetch((const char *)weight + at * (b16 ? 2 : 4), 0, 2);
-}
-
 /* A compiler short of registers reads x again for every output. In bfloat16, with twice the arithmetic for a byte, that
    is what takes the time. */
 INLINED floats in_register(floats x) {

@@ -34,6 +34,11 @@ INLINED floats fused(floats a, floats b, floats sum) {
 #endif
 }
 
+/* Into the second cache: the nearest would lose what is needed sooner. The address alone counts. */
+INLINED void fetch(const void *numbers, long at, const int b16) {
+  __builtin_prefetch((const char *)numbers + at * (b16 ? 2 : 4), 0, 2);
+}
+
 INLINED float widened(uint16_t value) {
   union { uint32_t bits; float number; } wide = {(uint32_t)value << 16};
   return wide.number;
