@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from tiny_pipeline import DRAFTSMITH
 from tiny_targets import make_tiny_target
-from two_machines import two_machines
+from two_machines import may_be_two, two_machines
 from usual_pipeline import usual
 
 from components.drafts.training.processes import RENDEZVOUS
 
-pytestmark = pytest.mark.system
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(not may_be_two(), reason="this process may not make network namespaces"),
+]
 
 
 def test_two_machines_learn_what_two_processes_do_though_the_wire_is_pulled(tmp_path: Path) -> None:

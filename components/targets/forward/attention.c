@@ -24,7 +24,7 @@ INLINED floats sums_of(floats *of) {
   return of[0];
 }
 
-/* One after the other: by turns with other addresses it gains nothing. */
+/* Lines one after the other: by turns with those of another place, half of the gain is lost. */
 INLINED void fetch_all(const void *numbers, long at, long count, const int b16) {
   for (long i = 0; i < count; i += b16 ? 32 : 16) fetch(numbers, at + i, b16); /* a line of 64 bytes */
 }

@@ -321,8 +321,8 @@ def calibrate(
 def choose_kernels(times: Times, *, most_layouts: int = len(LAYOUTS), in_one: bool = False) -> Kernels:
     """The quickest kernel for each number of rows, of equally good ones that of a row less, and padding where it pays.
 
-    most_layouts: that may be held of a weight; see `_of_layouts`. in_one: see Linear; of equally good ones it takes
-    `streamed`, and pads no rows of that: one call does not.
+    most_layouts: that may be held of a weight; see `_of_layouts`. in_one: see Linear; it takes `streamed`
+    unless another is quicker by WORTH_LEAVING, and pads no rows of that: one call does not.
     """
     in_one = in_one and "streamed" in times
     if in_one:
