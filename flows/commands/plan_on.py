@@ -104,7 +104,8 @@ def _print(
         for note in step.notes:
             echo(f"{step.name}: {note}")
         if step.kind == "training" and machine.count > (used := step.devices // step.machines):
-            echo(f"{step.name}: uses {used} of {machine.count} GPUs: set processes: {machine.count}")
+            most = machine.count - step.at_server
+            echo(f"{step.name}: uses {used} of {machine.count} GPUs: set processes: {most}")
     for words in estimate.assumed:
         echo(f"rests on: {words}")
     for source in device.sources:

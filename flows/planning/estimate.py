@@ -50,7 +50,12 @@ PROGRAM_BYTES: Mapping[Kind, int] = {
 """Of a process on a CPU without its tensors, with kernels and held-out evaluation, where nothing was measured."""
 LEAST_PROGRAM_BYTES = 330_000_000
 """Of a process for any other kind of work."""
-LESS_DISK = ": storage: fp8 halves that, and data.features_on_the_fly stores none"
+SERVER = "data.features_from_server"
+LESS_DISK: Mapping[str, str] = {
+    SERVER: "storage: none stores none",
+    "data.record_features": "data.features_on_the_fly stores none",
+}
+"""Address of a step that stores hidden states -> what does not."""
 UNKNOWN_NETWORK = "no network_gb_s is known of this machine, so what its machines send each other takes no time here"
 SPARE = 0.05
 """Of a GPU's memory, that fragments and cannot be had."""
@@ -82,7 +87,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """One step. seconds_by: where its time is from, in words; memory: of one device, by part."""
+    """One step. seconds_by: where its time is from, in words; memory: of one device, by part.
+
+    at_server: those of the devices that a server of features has.
+    """
 
     name: str
     kind: Kind
@@ -95,6 +103,7 @@ class StepEstimate:
     across: int
     devices: int
     machines: int
+    at_server: int = 0
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
 
@@ -164,10 +173,12 @@ class Estimator:
             steps.append(estimate)
         disk, faults = self.machine.disk, []
         if disk is not None and (needed := sum(step.disk for step in steps)) > disk:
-            largest = max(steps, key=lambda step: step.disk)
+            largest, step = max(zip(steps, wiring.steps, strict=True), key=lambda pair: pair[0].disk)
             where = f"{in_bytes(largest.disk)} of it by {largest.name}"
             faults.append(f"the run leaves {in_bytes(needed)} on a disk of {in_bytes(disk)}, {where}")
-            faults[0] += LESS_DISK if largest.kind == "passes" else ""
+            if less := LESS_DISK.get(step.address):
+                half = "storage: fp8 halves that, and " if step.settings["storage"] == "bf16" else ""
+                faults[0] += f": {half}{less}"
         faults += [f"{step.name}: {fault}" for step in steps for fault in step.faults]
         return RunEstimate(tuple(steps), wiring.skipped, self._assumed(workload, steps), tuple(faults))
 
@@ -175,13 +186,23 @@ class Estimator:
         """One step by its work."""
         past = self._like(stage)
         seconds, by = self._seconds(work, past, self._like(stage, any_method=True) if not past else [])
+        kind, notes = work.kind, work.notes
+        if work.beside is not None:
+            passes = self._like(replace(stage, address=SERVER, settings={}))
+            served, served_by = self._seconds(work.beside, passes, [])
+            how = "the slower counts" if self.machine.is_gpu else "on one processor, so both count"
+            notes += (f"training takes {seconds:,.0f} s and its server {served:,.0f} s ({served_by}): {how}",)
+            if not self.machine.is_gpu:
+                seconds += served
+            elif served > seconds:
+                seconds, by, kind = served, served_by, work.beside.kind
         program = GPU_PROGRAM_BYTES if self.machine.is_gpu else PROGRAM_BYTES.get(work.kind, LEAST_PROGRAM_BYTES)
         if past and not self.machine.is_gpu:
             least = LEAST_PROGRAM_BYTES if work.memory else 0  # where more was counted than there was
             program = max(least, round(statistics.median(each.peak_bytes - each.counted for each in past)))
         return StepEstimate(
             name=stage.name,
-            kind=work.kind,
+            kind=kind,
             seconds=seconds,
             seconds_by=by,
             memory={"program": program, **work.memory, **({MAPPED: work.mapped} if work.mapped else {})},
@@ -191,7 +212,8 @@ class Estimator:
             across=round(work.across),
             devices=work.devices,
             machines=work.machines,
-            notes=work.notes + ((UNKNOWN_NETWORK,) if work.across and not self.machine.device.network_gb_s else ()),
+            at_server=work.beside.devices if work.beside else 0,
+            notes=notes + ((UNKNOWN_NETWORK,) if work.across and not self.machine.device.network_gb_s else ()),
             faults=tuple(self._faults(work, program)),
         )
 
@@ -260,7 +282,7 @@ class Estimator:
             except (UserError, KeyError):  # its target's files are gone, or its settings are of an older version
                 self._works[key] = None
         work = self._works[key]
-        if work is None:
+        if work is None or work.beside is not None:  # nothing says how long training waited for its server
             return []
         peak = round(record.get("peak_rss_mib", 0.0) * 2**20)
         counted = sum(work.memory.values()) + work.mapped
@@ -294,13 +316,14 @@ class Estimator:
             workload.name_also(artifact.key, name)
 
     def _workload(self, lengths: Mapping[str, Lengths]) -> Workload:
-        machine = self.machine
+        machine, host = self.machine, self.machine.device.host
         return Workload(
             on_gpu=machine.is_gpu,
             memory=machine.memory,
             lengths=lengths,
             config_of=self.config_of,
             count=machine.count,
+            host_memory=int(host.memory_gb * 1e9 * machine.count) if host is not None else None,
         )
 
     def _lengths(self, pipeline: str) -> dict[str, Lengths]:

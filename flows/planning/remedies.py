@@ -61,7 +61,11 @@ def _changes(workload: Workload, stage: Stage) -> list[dict[str, Any]]:
     settings = stage.settings
     changes: list[dict[str, Any]] = [{}]
     if stage.address == "drafts.train_draft":
-        return changes + _of_training(settings, workload.count if workload.on_gpu else 0)
+        stream = workload.streams.get(next(iter(stage.inputs.get("features", ())), ""))
+        count = workload.count - (stream.passes.devices if stream else 0)
+        if workload.on_gpu and count < 1:
+            return changes
+        return changes + _of_training(settings, count if workload.on_gpu else 0)
     if settings.get("dtype") == "float32":
         changes.append({"dtype": "bfloat16"})
     for name in HALVED:

@@ -16,6 +16,7 @@ from components.bench.calibration import peak_of_weights, timed_bytes
 from components.data.features.format import bytes_per_token
 from components.data.sources.addresses import PREFIX
 from components.drafts.training.ahead import RowLengths, TrainingAhead, precision_of, training_ahead
+from components.drafts.training.batches import padded_length
 from components.methods import AUTO, METHODS
 from components.outside_json import JsonObject
 from components.targets.generate import CACHE_BYTES, PREFILL_TOKENS
@@ -45,6 +46,8 @@ SENT_BYTES_PER_TOKEN = 8
 """Of a prompt or an answer that goes to or from a server as JSON."""
 SERVED_SHARE = 0.85
 """Of a GPU's memory, for weights and cache of a server."""
+MEMORY_FOLDER = "/dev/shm/"
+"""Files under it are in memory."""
 ONCE_AGAIN = 3
 """How many times as long as the mean the longest prompt is taken to be, within max_prompt_tokens."""
 CHARACTERS_PER_TOKEN = 3
@@ -96,6 +99,8 @@ class Rows:
     answer_tokens: float = 0
     longest_prompt: float = 0
     longest_test: float = 0
+    of_shard: int = 0
+    """Answered together, in one file."""
 
     @property
     def answered(self) -> float:
@@ -128,8 +133,19 @@ class Work:
     network: int = 0
     devices: int = 1  # of all machines
     machines: int = 1
+    beside: Work | None = None  # that a server does at the same time
     notes: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Features that a server computes while a drafter is trained. passes: over every row once; room: of its folder."""
+
+    passes: Work
+    bytes_per_token: int
+    room: float
+    folder: str
 
 
 class Workload:
@@ -143,20 +159,23 @@ class Workload:
         lengths: Mapping[str, Lengths],
         config_of: Callable[[str], str],
         count: int = 1,
+        host_memory: int | None = None,
     ) -> None:
         """memory: bytes of a device; count: of devices. lengths: by the name of a step, or by `source_of` its prompts,
-        where measured.
+        where measured. host_memory: bytes beside GPUs; None: not known.
 
         config_of: a model's name -> what `size_of_model` finds its configuration by.
         """
         self.on_gpu, self.memory, self.lengths, self.config_of = on_gpu, memory, lengths, config_of
-        self.count = count
+        self.count, self.host_memory = count, host_memory
         self.targets: dict[str, TargetSize] = {}
         self.shared: dict[str, tuple[int, bool]] = {}  # targets: among how many devices, and whether they work at once
         self.dtypes: dict[str, Dtype] = {}
         self.rows: dict[str, Rows] = {}
         self.live: dict[str, bool] = {}  # features: whether training computes them
         self.stored: dict[str, int] = {}  # features: bytes of hidden states
+        self.streams: dict[str, Stream] = {}  # features: of those that are streamed
+        self.first_readers: dict[str, str] = {}  # features: the step that asks for those that then stay
         self.taps: dict[str, tuple[int, ...]] = {}
         self.sources: dict[str, str] = {}  # prompts: what they were collected from
         self.drafts: dict[str, TrainingAhead | None] = {}
@@ -179,7 +198,7 @@ class Workload:
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        data = (self.targets, self.shared, self.dtypes, self.rows, self.live, self.stored, self.taps)
+        data = (self.targets, self.shared, self.dtypes, self.rows, self.live, self.stored, self.streams, self.taps)
         for table in (*data, self.drafts, self.methods):
             _also(table, name, other)
 
@@ -191,12 +210,12 @@ class Workload:
             return work
         size = self.targets[self._input(stage, "target")]
         itemsize = work.memory["target"] // size.num_params
-        state = work.tokens * size.shape.hidden_size * itemsize
-        if at_once:  # the layers and a head of its own are cut, the embedding is not; two sums over all in each layer
+        if at_once:  # the layers and a head of its own are cut, the embedding is not
             cut = size.num_in_layers + (0 if size.shape.tie_word_embeddings else size.num_in_head)
-            share, linked = size.num_params - cut + cut // number, 2 * size.shape.num_layers * 2 * state / number
+            share, linked = size.num_params - cut + cut // number, sent_within_layers(size, work, itemsize, number)
         else:  # whole layers, so one more here and there
-            share, linked = size.num_params // number + size.num_in_layers // size.shape.num_layers, state
+            share = size.num_params // number + size.num_in_layers // size.shape.num_layers
+            linked = work.tokens * size.shape.hidden_size * itemsize * (number - 1)
         memory = {**work.memory, "target": share * itemsize}
         if "cache" in memory:
             memory["cache"] //= number
@@ -206,7 +225,7 @@ class Workload:
             memory=memory,
             flops=work.flops / parts,
             moved=work.moved / parts,
-            linked=work.linked + linked * (number - 1),
+            linked=work.linked + linked,
             devices=max(number, work.devices),
         )
 
@@ -299,25 +318,41 @@ class Workload:
         if size is None:
             return _unknown_target()
         weights, together = 2 * size.num_params, stage.settings["concurrency"]
-        needed = max(1, math.ceil(weights / (SERVED_SHARE * self.memory))) if self.on_gpu else 1
-        room = max(0.0, SERVED_SHARE * self.memory * needed - weights)  # what has no room in the cache waits
+        room = max(0.0, SERVED_SHARE * self.memory * self._gpus_of_server(size) - weights)  # more than fits waits
         together = max(
             1, min(together, int(room / (size.kv_bytes * max(1.0, rows.longest_prompt + rows.answer_tokens))))
         )
-        work = self._decoding(size, "bfloat16", rows, rows.answered, together, False)
+        work = self._served(self._decoding(size, "bfloat16", rows, rows.answered, together, False), size)
         sent = round(rows.tokens * SENT_BYTES_PER_TOKEN)
-        notes = (f"its server is taken to run here, on {needed} GPU{'s' * (needed > 1)}",) if self.on_gpu else ()
-        memory = {f"server's {name}": part // needed for name, part in work.memory.items()}
-        shared: JsonObject = {"flops": work.flops / needed, "moved": work.moved / needed, "memory": memory}
-        stored = round(rows.tokens * STORED_BYTES_PER_TOKEN)
-        return replace(work, kind="serving", devices=needed, network=sent, disk=stored, notes=notes, **shared)
+        return replace(work, kind="serving", network=sent, disk=round(rows.tokens * STORED_BYTES_PER_TOKEN))
+
+    def _gpus_of_server(self, size: TargetSize) -> int:
+        """As few as hold its weights in bfloat16, and can share its heads."""
+        if not self.on_gpu:
+            return 1
+        fewest = max(1, math.ceil(2 * size.num_params / (SERVED_SHARE * self.memory)))
+        return next((n for n in range(fewest, size.shape.num_attention_heads + 1) if divides(n, size)), fewest)
+
+    def _served(self, work: Work, size: TargetSize) -> Work:
+        """The work where a server does it, whose GPUs share every layer."""
+        number = self._gpus_of_server(size)
+        on = f", on {number} GPU{'s' * (number > 1)}" if self.on_gpu else ""
+        return replace(
+            work,
+            flops=work.flops / number,
+            moved=work.moved / number,
+            linked=sent_within_layers(size, work, ITEMSIZE[work.dtype], number),
+            memory={f"server's {name}": part // number for name, part in work.memory.items()},
+            devices=number,
+            notes=(f"its server is taken to run here{on}",),
+        )
 
     def _write_given_answers(self, stage: Stage) -> Work:
         rows = self._answered(stage)
         return Work("other", disk=round(rows.tokens * STORED_BYTES_PER_TOKEN))
 
     def _record_features(self, stage: Stage) -> Work:
-        work = self._features(stage)
+        work = self._features(stage, stage.settings["tokens_per_pass"])
         rows, size = self.rows[stage.name], self._target(stage)
         if size is None:
             return work
@@ -330,17 +365,83 @@ class Workload:
         return replace(work, disk=round(rows.tokens * each), notes=notes)
 
     def _features_on_the_fly(self, stage: Stage) -> Work:
-        work = self._features(stage)
-        rows, size = self.rows[stage.name], self._target(stage)
+        work = self._features(stage, stage.settings["tokens_per_pass"])
         self.live[stage.name] = True
+        size = self._target(stage)
+        return work if size is None else self._not_stored(stage, size, "training computes them instead")
+
+    def _not_stored(self, stage: Stage, size: TargetSize, instead: str) -> Work:
+        """Of a step that keeps tokens and masks alone."""
+        num_taps, tokens = len(self.taps[stage.name]), self.rows[stage.name].tokens
+        each = bytes_per_token(size.shape.hidden_size, "bf16", num_taps)
+        note = f"stored they would take {each / 1e3:.1f} kB a token, {in_bytes(tokens * each)} on disk; {instead}"
+        return Work("other", disk=round(tokens * bytes_per_token(0, "none", num_taps)), notes=(note,))
+
+    def _features_from_server(self, stage: Stage) -> Work:
+        rows, size, settings = self._input_rows(stage, "answers"), self._target(stage), stage.settings
+        longest = max(1.0, rows.longest_prompt + rows.answer_tokens)  # of which the server has one in a pass, or more
+        work = self._features(stage, longest, served=True)
         if size is None:
             return work
-        each = bytes_per_token(size.shape.hidden_size, "bf16", len(self.taps[stage.name]))
+        num_taps, width = len(self.taps[stage.name]), size.shape.hidden_size
+        sent, stored = (num_taps + 1) * 2 * width, bytes_per_token(width, settings["storage"], num_taps)
+        work = self._served(work, size)
+        if settings["storage"] == "none":
+            self.streams[stage.name] = Stream(work, sent, settings["buffer_gb"] * 1e9, settings["folder"])
+            return self._not_stored(stage, size, "training asks the server for them instead")
+        self.stored[stage.name] = round(rows.tokens * stored)
+        head = size.num_kept * ITEMSIZE[self.dtypes[self._input(stage, "target")]] if settings["num_checked"] else 0
         notes = (
-            f"stored they would take {each / 1e3:.1f} kB a token, {in_bytes(rows.tokens * each)} on disk;"
-            " training computes them instead",
+            f"{sent / 1e3:.1f} kB of each of {rows.tokens:,.0f} tokens come from the server (its fp8 connector would"
+            " halve that)",
+            f"{stored / 1e3:.1f} kB a token on disk; storage: none stores none and would save"
+            f" {in_bytes(rows.tokens * stored)}, and asks again in each epoch for what buffer_gb does not hold",
         )
-        return Work("other", disk=round(rows.tokens * 5), notes=notes)
+        work = replace(
+            work,
+            memory={**work.memory, "the target's head": head},
+            disk=round(rows.tokens * stored),
+            network=round(rows.tokens * sent),
+            notes=(*work.notes, *notes),
+        )
+        waiting = min(rows.answered, rows.of_shard + settings["concurrency"]) * rows.length * sent
+        return self._with_folder(work, settings["folder"], waiting)
+
+    def _with_folder(self, work: Work, folder: str, size: float) -> Work:
+        """The work, with what lies in a server's folder until it is read."""
+        in_memory = folder.startswith(MEMORY_FOLDER)
+        what = f"{folder} holds up to {in_bytes(size)}, {'of the memory' if in_memory else 'of the disk'} of its host"
+        memory, faults = work.memory, work.faults
+        if in_memory and not self.on_gpu:
+            memory = {**memory, "the server's folder": round(size)}
+        elif in_memory and size > (self.host_memory or math.inf):
+            faults += (f"{what}, which has {in_bytes(self.host_memory or 0)}: set folder to one on a disk",)
+        return replace(work, memory=memory, notes=(*work.notes, what), faults=faults)
+
+    def _while_served(self, stage: Stage, work: Work, num_rows: float) -> Work:
+        """Training that reads so many rows, with the server that hands them out where they are streamed."""
+        features = self._input(stage, "features")
+        if (stream := self.streams.get(features)) is None:
+            return work
+        rows, passes = self.rows[features], stream.passes
+        whole, tokens = rows.tokens * stream.bytes_per_token, num_rows * rows.length
+        if whole <= stream.room:  # what has come stays, for the next drafter too
+            is_first = self.first_readers.setdefault(features, stage.name) == stage.name
+            tokens = min(tokens, rows.tokens) if is_first else 0.0
+        share = tokens / max(1.0, rows.tokens)
+        beside = replace(
+            passes, flops=share * passes.flops, moved=share * passes.moved, linked=share * passes.linked, tokens=tokens
+        )
+        sent = f"{stream.bytes_per_token / 1e3:.1f} kB a token come from the server, {share:.1f} times what is answered"
+        streaming = replace(
+            work,
+            beside=beside,
+            memory=work.memory if self.on_gpu else {**work.memory, **passes.memory},
+            network=round(tokens * stream.bytes_per_token),
+            devices=work.devices + (passes.devices if self.on_gpu else 0),
+            notes=(*work.notes, *passes.notes, sent),
+        )
+        return self._with_folder(streaming, stream.folder, min(whole, stream.room))
 
     def _train_draft(self, stage: Stage) -> Work:
         features, size, settings = self._input(stage, "features"), self._target(stage), stage.settings
@@ -395,7 +496,8 @@ class Workload:
         sent = steps * (ranks - 1) / ranks * (2 * ahead.weight_bytes + (0 if is_shared else ahead.muon_bytes))
         if is_shared and ranks > 1 and ahead.muon_bytes:
             notes.append("what Muon sends to step shares is not counted")
-        return Work(
+        rows_read = steps * ahead.tokens_of_step / padded_length(min(lengths.tokens, settings["max_tokens"]))
+        work = Work(
             "training",
             flops=flops / devices,
             dtype=precision,
@@ -410,6 +512,7 @@ class Workload:
             machines=nodes,
             notes=tuple(notes),
         )
+        return self._while_served(stage, work, rows_read + min(settings["eval_rows"], rows.validation))
 
     def _measure_acceptance(self, stage: Stage) -> Work:
         """Prompts are answered, in bounded caches; then the states of one whole text after the other are computed."""
@@ -468,7 +571,7 @@ class Workload:
         """The rows after a step that answers its prompts; it notes them."""
         lengths, prompts = self._lengths_of(stage), self._input_rows(stage, "prompts")
         most = stage.settings.get("max_new_tokens") or stage.settings.get("max_tokens", 0)
-        rows = replace(prompts, answer_tokens=lengths.answer_share * most)
+        rows = replace(prompts, answer_tokens=lengths.answer_share * most, of_shard=stage.settings.get("shard_size", 0))
         if stage.info:
             counts = stage.info["num_rows"]
             answered = sum(counts.values())
@@ -485,8 +588,8 @@ class Workload:
         self.rows[stage.name] = replace(rows, longest_prompt=longest)
         return self.rows[stage.name]
 
-    def _features(self, stage: Stage) -> Work:
-        """The passes that compute hidden states."""
+    def _features(self, stage: Stage, at_once: float, *, served: bool = False) -> Work:
+        """The passes over so many tokens at once that compute hidden states."""
         size, rows = self._target(stage), self._input_rows(stage, "answers")
         self.rows[stage.name] = rows
         if size is None:
@@ -494,7 +597,7 @@ class Workload:
             return _unknown_target()
         taps = stage.settings["tap_layers"]
         self.taps[stage.name] = tuple(taps) if taps else taps_of(size.shape.num_layers)
-        dtype, at_once = self.dtypes[self._input(stage, "target")], stage.settings["tokens_per_pass"]
+        dtype: Dtype = "bfloat16" if served else self.dtypes[self._input(stage, "target")]
         width = size.shape.hidden_size * (len(self.taps[stage.name]) + 1)
         itemsize = ITEMSIZE[dtype]
         return Work(
@@ -506,11 +609,10 @@ class Workload:
             memory={
                 "target": size.num_params * itemsize,
                 "cache": round(at_once * size.kv_bytes * itemsize / 2),
-                "states": at_once * width * itemsize,
-                "activations": at_once
-                * WORKING_WIDTHS
-                * max(size.shape.intermediate_size, size.shape.hidden_size)
-                * itemsize,
+                "states": round(at_once * width * itemsize),
+                "activations": round(
+                    at_once * WORKING_WIDTHS * max(size.shape.intermediate_size, size.shape.hidden_size) * itemsize
+                ),
             },
         )
 
@@ -569,6 +671,7 @@ HOW: Mapping[str, Callable[[Workload, Stage], Work]] = {
     "data.collect_prompts": Workload._collect_prompts,
     "data.collect_traffic": Workload._collect_prompts,
     "data.collect_workloads": Workload._collect_workloads,
+    "data.features_from_server": Workload._features_from_server,
     "data.features_on_the_fly": Workload._features_on_the_fly,
     "data.mix_chats": Workload._mix_chats,
     "data.record_features": Workload._record_features,
@@ -590,6 +693,12 @@ def divides(number: int, size: TargetSize) -> bool:
 def most_parts(number: int, size: TargetSize) -> int:
     """The largest tp_size of at most `number`."""
     return next(parts for parts in range(number, 0, -1) if divides(parts, size))
+
+
+def sent_within_layers(size: TargetSize, work: Work, itemsize: int, number: int) -> float:
+    """Bytes that each of the devices that share every layer sends: two sums over all in a layer, around a ring."""
+    state = work.tokens * size.shape.hidden_size * itemsize
+    return 2 * size.shape.num_layers * 2 * state / number * (number - 1)
 
 
 def held_by_drafter(ahead: TrainingAhead, dtype: Dtype) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pipeline_builder import Pipeline, pipeline, step
 from toy_garden import Cli
 
@@ -18,7 +20,7 @@ from components.bench.end_to_end.arms import depths_to_run
 from components.drafts.training.ahead import TrainingAhead
 from components.machine import describe_machine
 from components.outside_json import JsonObject
-from flows.planning.workload import Stage, Workload, arms_of
+from flows.planning.workload import Rows, Stage, Workload, arms_of
 from storage.artifacts.store import Store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "configs"
@@ -26,6 +28,8 @@ MEDUSA = {
     "method": "medusa",
     "settings": {"medusa": {"num_heads": 1}},
 }  # a step of five heads takes five times as long to count
+SERVER: JsonObject = {"base_url": "http://127.0.0.1:8001", "folder": "/dev/shm/states"}
+RECIPE = yaml.safe_load((CONFIGS.parent / "pipelines.yaml").read_text())["pipelines"]["served-drafters"]["params"]
 TOKENS_OF_A_ROW = 256 + 512  # what is assumed of prompts, and all that max_new_tokens allows
 
 
@@ -153,6 +157,84 @@ def test_settings_that_are_told_do_fit(draftsmith: Cli, home: Path, tmp_path: Pa
         made = made.with_setting(name, **yaml.safe_load("{" + words.replace(" and ", ", ") + "}"))
     code, said, _ = planned(draftsmith, made, tmp_path, "--on", "h100")
     assert code == 0, (said["faults"], made.text)
+
+
+def served(num_train: int = 1000, storage: str = "fp8", **of_features: object) -> Pipeline:
+    """As far as a drafter of a 70B, whose answers and hidden states come from servers."""
+    made = job(str(CONFIGS / "meta-llama--Llama-3.3-70B-Instruct"), num_train).up_to("draft")
+    answers = step("data.write_answers_by_server", "target", "prompts", max_new_tokens=512, base_url=SERVER["base_url"])
+    states = step("data.features_from_server", "target", "answers", storage=storage, **SERVER, **of_features)
+    made = made.with_other_step("answers", answers).with_other_step("features", states)
+    return made.with_setting("draft", processes=4, max_tokens=768, batch_tokens=65536)
+
+
+def test_states_from_a_server_are_bytes_of_every_token_and_passes_of_its_gpus(
+    draftsmith: Cli, home: Path, tmp_path: Path
+) -> None:
+    code, said, steps = planned(draftsmith, served(), tmp_path, "--on", "h100x8")
+    assert code == 0, said["faults"]
+    features, tokens = steps["features"], 1000 * TOKENS_OF_A_ROW
+    assert features["network"] == tokens * 65_536, "four states of 8,192 numbers in bf16, whatever is stored"
+    assert features["disk"] == tokens * 32_777
+    assert "are 655 GB of hidden states" in RECIPE["tokens"]["about"]
+    assert RECIPE["tokens"]["default"] * 32_777 == pytest.approx(655e9, rel=1e-3)
+    assert features["devices"] == 4, "three would hold it, but do not divide its heads"
+    flops = 2 * 68.45e9 + 4 * 80 * 64 * 128 * 384  # of a token: matrices of the layers, and attention half-way
+    linked = 2 * 80 * 2 * 8192 * 2 * 3 / 4  # two sums in each of 80 layers, around a ring of four
+    seconds = tokens * (flops / (4 * 989e12 * 0.4) + 2 * linked / 900e9)
+    assert features["seconds"] == pytest.approx(2 + seconds, rel=1e-3)
+    assert any("storage: none stores none and would save 25.2 GB" in note for note in features["notes"])
+    assert any("holds up to 13.7 GB" in note for note in features["notes"]), "a shard of 256, and 16 in flight"
+    assert steps["draft"]["devices"] == 4 and not steps["draft"]["network"]
+    (tmp_path / "machines.yaml").write_text("machines: {h100: {host: {cores: 1, memory_gb: 1, disk_gb: 2}}}")
+    _, said, _ = planned(draftsmith, served(), tmp_path, "--on", "h100x8")
+    assert said["faults"][0].endswith("of it by features: storage: none stores none"), "it is fp8 already"
+    assert "13.7 GB, of the memory of its host, which has 8.0 GB: set folder" in said["faults"][1]
+
+
+@given(st.floats(1, 1e6), st.floats(1, 4000), st.floats(1, 4000))
+def test_bytes_from_a_server_are_as_many_as_tokens(rows: float, prompt: float, answer: float) -> None:
+    workload = Workload(on_gpu=True, memory=80 << 30, lengths={}, config_of=lambda name: str(CONFIGS / name), count=8)
+    model = {"model": "meta-llama--Llama-3.1-8B-Instruct", "dtype": "auto"}
+    workload.of(Stage("target", "targets.load_target", model, {}))
+    workload.rows["answers"] = Rows(train=rows, prompt_tokens=prompt, answer_tokens=answer)
+    settings = {**SERVER, "tap_layers": None, "concurrency": 16, "num_checked": 4, "storage": "bf16"}
+    inputs = {"target": ("target",), "answers": ("answers",)}
+    work = workload.of(Stage("features", "data.features_from_server", settings, inputs))
+    assert work.network == pytest.approx(rows * (prompt + answer) * 32_768, abs=1)
+    assert work.disk == pytest.approx(rows * (prompt + answer) * 32_773, abs=1)
+
+
+def test_a_stream_takes_no_disk_and_as_long_as_the_slower_of_server_and_training(
+    draftsmith: Cli, home: Path, tmp_path: Path
+) -> None:
+    def drafts(on: str = "h100x8", **settings: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        made = served(storage="none", **settings)
+        twice = made.with_steps(second=made.steps["draft"])
+        _, said, steps = planned(draftsmith, twice, tmp_path, "--on", on)
+        return said, steps["draft"], steps["second"]
+
+    stored = planned(draftsmith, served(), tmp_path, "--on", "h100x8")[2]
+    said, draft, second = drafts(num_train=4000)
+    tokens = 100 * 85 * 768  # 65,536 hold 85 rows
+    assert draft["network"] == second["network"] == tokens * 65_536, "each epoch anew, with room for 8 GB"
+    assert draft["disk"] == stored["draft"]["disk"] and draft["memory"] == stored["draft"]["memory"]
+    assert sum(step["disk"] for step in said["steps"] if step["name"] == "features") == 4000 * TOKENS_OF_A_ROW * 5
+    assert (draft["devices"], draft["at_server"]) == (8, 4)
+    of_a_token = (stored["features"]["seconds"] - 2) / (1000 * TOKENS_OF_A_ROW)
+    assert draft["seconds"] == pytest.approx(2 + tokens * of_a_token, rel=1e-6)
+    assert draft["seconds"] > stored["draft"]["seconds"]
+    assert any("passes reaches 40%" in words for words in said["assumed"])
+    _, draft, second = drafts(buffer_gb=51)
+    assert draft["network"] == 1000 * TOKENS_OF_A_ROW * 65_536, "once, where there is room for all"
+    assert not second["network"] and second["seconds"] == stored["draft"]["seconds"], "they are there"
+    assert any("holds up to 50.3 GB" in note for note in draft["notes"])
+    _, draft, _ = drafts("h100x6")
+    assert draft["faults"] == ["needs 8 GPUs, and h100x6 has 6: set processes: 2 and nodes: 2"]
+    on_cpu = served(storage="none").with_setting("target", model="builtin")
+    _, _, steps = planned(draftsmith, on_cpu, tmp_path, "--on", "epyc9654")
+    assert steps["draft"]["memory"]["the server's folder"] == 1000 * TOKENS_OF_A_ROW * 8 * 192, "all of them"
+    assert "server's target" in steps["draft"]["memory"] and steps["draft"]["devices"] == 1
 
 
 def test_what_was_measured_here_calibrates_what_is_planned(draftsmith: Cli, home: Path, tmp_path: Path) -> None:
