@@ -95,6 +95,15 @@ def run_as_tasks(
         if on_event is not None:
             on_event(step, event)
 
+    def conclude(outcome: RunOutcome) -> list[str]:
+        screen.leave_machine()
+        screen.show_outcome(outcome)  # before anybody is asked
+        files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
+        links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
+        lines = _tell(plan, happened_in(outcome), somebody_may_answer, links)
+        lines += _ask_approval(plan, store, outcome, screen, somebody_may_answer, links)
+        return lines + try_again(plan, outcome)
+
     try:
         outcome = execute(
             plan,
@@ -103,14 +112,9 @@ def run_as_tasks(
             how="prefect",
             flow_run_id=str(flow_run.id),
             run_steps=lambda engine: _run_as_prefect_tasks(engine, screen),
+            conclude=conclude,
         )
-        screen.leave_machine()
         screen.show_outcome(outcome)
-        files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
-        links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
-        answers = _tell(plan, happened_in(outcome), somebody_may_answer, links)
-        answers += _ask_approval(plan, store, outcome, screen, somebody_may_answer, links)
-        answers += try_again(plan, outcome)
     except (UserError, StepFailed) as error:
         results.append(error)
         screen.show_failure(error)
@@ -124,12 +128,12 @@ def run_as_tasks(
         raise
     finally:
         screen.leave_machine()
-    results.append(replace(outcome, notes=(*outcome.notes, *answers)))
+    results.append(outcome)
     if outcome.nothing_new:
         return Completed(name="NothingNew", message=f"nothing new: {outcome.nothing_new}")
     made_new = len(screen.reused) < len(plan.steps)  # else that is what was decided
     done = [f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"] * made_new
-    message = "; ".join([*done, *outcome.decided, *answers])
+    message = "; ".join([*done, *outcome.decided])
     return Completed(name="Completed" if whole else "Partial", message=message)
 
 
