@@ -12,12 +12,10 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from components.contract import UserError
-from flows.execution.local_run import record_unplanned
-from flows.orchestration.flow import catalog_flow
+from flows.orchestration.flow import catalog_flow, refused_flow
 from flows.planning.plan import RunOptions
 from flows.planning.step_signature import named_packages
-from flows.spec.schema import load_spec, pipelines_file
-from storage.artifacts.store import Store
+from flows.spec.schema import load_spec, pipeline_of, pipelines_file
 
 
 def __getattr__(name: str) -> Any:
@@ -25,15 +23,11 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     try:
-        spec = load_spec(pipelines_file())
+        declared = pipeline_of(load_spec(pipelines_file()), name)
     except UserError as error:
-        if flow_run.id:  # a worker's run, which is lost before there is a flow that could say why
-            reason = "; ".join(str(error).splitlines())
-            record_unplanned(Store().home, name, {}, reason, how="prefect", flow_run_id=flow_run.id)
-        raise
-    if name not in spec.pipelines:
-        names = ", ".join(spec.pipelines)
-        raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {names})")
+        if flow_run.id:  # a worker's run, whose state then has the line, which a flow that is missing would not say
+            return refused_flow(name, str(error))
+        raise AttributeError(str(error)) from error
     options = RunOptions(file=pipelines_file(), packages=named_packages())
-    flow = globals()[name] = catalog_flow(name, spec.pipelines[name], options)
+    flow = globals()[name] = catalog_flow(name, declared, options)
     return flow

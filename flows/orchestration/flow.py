@@ -10,6 +10,7 @@ Prefect, so flows/orchestration/prefect_server.py must have prepared its setting
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from components.contract import Artifact, NothingNew, Page, UserError
 from components.text import shorten
 from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
-from flows.execution.local_run import RunOutcome, execute, plan_to_run
+from flows.execution.local_run import RunOutcome, execute, plan_to_run, record_unplanned
 from flows.execution.messages import Event, RunConnection, StepFailed, disk_fault
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
@@ -255,3 +256,19 @@ def catalog_flow(name: str, declared: PipelineSpec, options: RunOptions) -> Flow
         return run_as_tasks(plan, store, None, [], whole=run_options.to_step is None)
 
     return compile_flow(declared, name, body)
+
+
+def refused_flow(name: str, wrong: str) -> Flow[..., Any]:
+    """The flow of a run whose pipelines file cannot be read, or has no such pipeline: it says so and is recorded.
+
+    wrong: a line for each thing that is wrong. It takes whatever parameters this flow run was given.
+    """
+
+    def run(**values: Any) -> Any:
+        reason = "; ".join(wrong.splitlines())
+        record_unplanned(Store().home, name, values, reason, how="prefect", flow_run_id=str(flow_run.id))
+        return Failed(message=reason)
+
+    given = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in flow_run.parameters]
+    run.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    return Flow(run, name=name, persist_result=False, validate_parameters=False)

@@ -82,7 +82,7 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
     said["told by the run"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift")))
     file.write_text("pipelines: [\n")
     with get_client(sync_client=True) as client:
-        run_as_a_worker(client, "lost", parameters={})
+        said["unreadable"] = run_as_a_worker(client, "noisy", parameters={"rows": 4})
     return said
 
 

@@ -66,7 +66,8 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     told += f"it is measured again at {due:%H:%M} UTC, as `retry` of the pipeline says"
     assert message.endswith(told)
     assert (state, rows[1]) == ("Completed", ("noisy", "completed", "prefect", told))
-    assert rows[2][:3] == ("lost", "failed", "prefect") and "pipelines.yaml:1: " in rows[2][3], "a file of no YAML"
+    state, unread, _ = said["unreadable"]
+    assert (state, rows[2]) == ("Failed", ("noisy", "failed", "prefect", unread)) and "pipelines.yaml:" in unread
 
     assert "no block 'custom-webhook/ops' on the server" in said["no block"] and said["deployed again"] == []
     assert said["not told"] == []
