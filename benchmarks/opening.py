@@ -410,8 +410,8 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
     return (
         "Opening a target in a new process: the first time, when kernels are timed; again, when their times are "
         "remembered; reading its files alone, where that was measured; and with `transformers`, which leaves weights "
-        "of the stored dtype in the file until a pass reads them. Peaks are multiples of the weights in that dtype, over "
-        "a process that has imported everything; that of 15 MB is mostly what libraries take at first use. They count "
+        "of the stored dtype in the file until a pass reads them. Peaks are multiples of the weights in that dtype, "
+        "over a process that has imported everything; that of 15 MB is mostly what libraries take at first use. They count "
         "pages of the file; the next column does not (ours the first time, and `transformers`). Then plain decoding "
         "after "
         f"{len(CONTEXT)} tokens in turns (llama.cpp: its llama-bench on the same weights, converted), how much of "
