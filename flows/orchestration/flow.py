@@ -2,8 +2,9 @@
 
 The engine decides everything (what is reused, which child process, retries); Prefect watches, schedules and remembers.
 Its result cache is off: the store is the only cache. A wrong input ends as the state Failed with the one line that says
-why, never as a traceback. Only a whole run ends as "Completed", so that pipelines that start after this one are not
-started by a dry run, a part of a run or a night without news. This module imports
+why, never as a traceback. A run that registered a release ends as what became of it ("Promoted", "NotPromoted",
+"Waiting"), any other whole run as "Completed"; a dry run, a part of a run and a night without news have names of their
+own, so that they do not start the pipelines that start after this one. This module imports
 Prefect, so flows/orchestration/prefect_server.py must have prepared its settings before.
 """
 
@@ -31,7 +32,7 @@ from flows.execution.local_run import RunOutcome, execute, plan_to_run, record_u
 from flows.execution.messages import Event, RunConnection, StepFailed, disk_fault
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
-from flows.orchestration.notifications import Happened, happened_in, tell
+from flows.orchestration.notifications import Happened, happened_in, state_after, tell
 from flows.orchestration.prefect_server import TemporaryServer
 from flows.orchestration.retry import try_again
 from flows.orchestration.ui_artifacts import Screen, links_of
@@ -96,13 +97,18 @@ def run_as_tasks(
         if on_event is not None:
             on_event(step, event)
 
+    happened: Happened = []
+
     def conclude(outcome: RunOutcome) -> list[str]:
         screen.leave_machine()
         screen.show_outcome(outcome)  # before anybody is asked
         files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
         links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
-        lines = _tell(plan, happened_in(outcome), somebody_may_answer, links)
-        lines += _ask_approval(plan, store, outcome, screen, somebody_may_answer, links)
+        happened.extend(happened_in(outcome))
+        lines = _tell(plan, happened, somebody_may_answer, links)
+        answered, unanswered = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
+        happened.extend(answered)
+        lines += [*(line for _, line in answered), *unanswered, *_tell(plan, answered, somebody_may_answer, links)]
         return lines + try_again(plan, outcome)
 
     try:
@@ -135,7 +141,7 @@ def run_as_tasks(
     made_new = len(screen.reused) < len(plan.steps)  # else that is what was decided
     done = [f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"] * made_new
     message = "; ".join([*done, *outcome.decided])
-    return Completed(name="Completed" if whole else "Partial", message=message)
+    return Completed(name=state_after(happened) if whole else "Partial", message=message)
 
 
 def _tell(plan: Plan, happened: Happened, watched: bool, links: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -145,20 +151,14 @@ def _tell(plan: Plan, happened: Happened, watched: bool, links: Sequence[tuple[s
 
 
 def _ask_approval(
-    plan: Plan,
-    store: Store,
-    outcome: RunOutcome,
-    screen: Screen,
-    somebody_may_answer: bool,
-    links: Sequence[tuple[str, str]],
-) -> list[str]:
-    """Ask for approval of new champions if the pipeline requires it, and tell the answers; one line for each."""
+    plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, somebody_may_answer: bool
+) -> tuple[Happened, list[str]]:
+    """Ask for approval of new champions if the pipeline requires it: (answers, lines where nobody could be asked)."""
     if plan.approval_minutes is None or outcome.nothing_new:
-        return []
+        return [], []
     if not somebody_may_answer:
-        return unasked(store.home, outcome)
-    answered = ask(store.home, outcome, plan.approval_minutes, screen.note)
-    return [line for _, line in answered] + _tell(plan, answered, True, links)
+        return [], unasked(store.home, outcome)
+    return ask(store.home, outcome, plan.approval_minutes, screen.note), []
 
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:

@@ -235,6 +235,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
     stand.file.write_text(written(*(one.with_keys(**told) if "release" in one.steps else one for one in PIPELINES)))
     assert stand.deploy().count("create  notify") == 9
     silent = stand.wait(stand.start("asks_nobody"), "COMPLETED")  # this server may call it Failed for a moment
+    assert silent["state"]["name"] == "NotPromoted"
     assert "was not promoted: nobody answered within 0.1 minutes" in silent["state"]["message"]
     promoted, asked = stand.start("gated"), stand.wait(stand.start("asks"), "PAUSED")
     assert stand.wait(promoted)["state"]["message"].endswith("oak version 1 (candidate, challenger, champion)")
@@ -255,7 +256,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.wait_for("document.querySelector('[role*=dialog] [aria-checked=true]')")
         page.screenshot(tmp_path / "2-answered.png")
         page.click("[role*=dialog] button", "Resume")
-        page.wait_for_text("Completed", timeout_s=600)
+        page.wait_for_text("Promoted", timeout_s=600)
         page.screenshot(tmp_path / "3-promoted.png")
         heard = ops.until_heard(
             *(f"draftsmith: {what}" for what in ("asks promoted", "gated promoted", "gated refused"))
@@ -265,6 +266,11 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.screenshot(tmp_path / "4-told.png", of="main")
     done = stand.wait(asked["id"])
     assert done["state"]["message"].endswith("builtin version 2 is now champion")
+    assert [stand.run(run)["state"]["name"] for run in (asked["id"], promoted, refused)] == [
+        "Promoted",
+        "Promoted",
+        "NotPromoted",
+    ]
     its_page = f"the run: {stand.pages}/v2/runs/flow-run"
     assert heard["draftsmith: asks promoted"] == f"builtin version 2 is now champion\n\n{its_page}/{asked['id']}"
     champion = "registered oak version 1 (candidate, challenger, champion)"
