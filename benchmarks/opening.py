@@ -1,10 +1,11 @@
 """What does opening a target take, and how quick is it then, beside others? `python -m benchmarks.opening`.
 
-Every case is one model in one dtype. Each opening has a process of its own: `first` times kernels and remembers the
-times, `again` finds them remembered, `transformers` is AutoModelForCausalLM. The last two then decode in turns,
-greedily after 64 tokens, and ours verifies 1 to 8 rows at once. With --llama-cpp, its own llama-bench does both on the
-same weights and threads, in the same turns; give it a build with optimisation, which the one for tests has not. Memory
-has its turn too: a sum of numbers on the same threads says what it streams.
+Every case is one model in one dtype. Each opening has a process of its own: `reading` reads the bytes of the files and
+opens nothing, `first` times kernels and remembers the times, `again` finds them remembered, `transformers` is
+AutoModelForCausalLM. The last two then decode in turns, greedily after 64 tokens, and ours verifies 1 to 8 rows at
+once. With --llama-cpp, its own llama-bench does both on the same weights and threads, in the same turns; give it a
+build with optimisation, which the one for tests has not. Memory has its turn too: a sum of numbers on the same threads
+says what it streams.
 With --autotune, `bench.autotune` chooses threads and kernels of a model, and its peak stands beside what it says
 before. --release loads a released drafter with MLflow.
 
@@ -54,6 +55,8 @@ LONG, LONG_ROWS = 2048, (1, 8)
 """Tokens of a longer context, and numbers of rows that are passed after it."""
 STREAMED_BYTES: Final = 1 << 29
 """Bytes that are summed to see what memory streams: far more than caches hold."""
+READ_BYTES: Final = 16 << 20
+"""Bytes of a file that are read at once."""
 SETTLE_S: Final = 2.0
 """Before a turn: llama-bench is a new process in each, and what ended before takes the system some time to put away."""
 SHAPE: Final[dict[str, Any]] = {
@@ -108,6 +111,16 @@ def serve(part: str, folder: Path, dtype: Dtype, num_threads: int) -> None:
 
 
 Tasks = dict[str, Callable[[], Said]]
+
+
+def read_files(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
+    """The bytes of the weights' files, whatever the dtype is."""
+    block = bytearray(READ_BYTES)
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+    return {}, {}
 
 
 def ours(folder: Path, dtype: Dtype) -> tuple[Tasks, Said]:
@@ -208,6 +221,7 @@ class LlamaCpp:
 
 
 PARTS: Final[dict[str, Callable[[Path, Dtype], tuple[Tasks, Said]]]] = {
+    "reading": read_files,
     "first": ours,
     "again": ours,
     "transformers": theirs,
@@ -305,10 +319,10 @@ def measure_case(folder: Path, dtype: Dtype, turns: int, home: str, llama_cpp: S
     case: dict[str, Any] = {"num_threads": threads, "weights": num_params * getattr(torch, dtype).itemsize}
     case["read_for_a_token"] = case["weights"] - weights_looked_up(folder) * getattr(torch, dtype).itemsize
     running: dict[str, Process] = {}
-    for part in ("first", "again", "transformers"):
+    for part in ("reading", "first", "again", "transformers"):
         process = Process(part, folder, dtype, threads, home)
         case[part] = process.opened()
-        if part == "first":
+        if part in ("reading", "first"):
             process.end()
         else:
             running[part] = process
@@ -351,6 +365,8 @@ def share_of_memory(case: dict[str, Any]) -> str:
 def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
     """What the record says, as docs/benchmarks.md has it: a paragraph, a head and rows."""
     rows = []
+    opened = ["reading"] * any("reading" in case for case in found["cases"].values())
+    opened += ["first", "again", "transformers"]
     for name, case in found["cases"].items():
         first, again, other, rate = case["first"], case["again"], case["transformers"], case["tokens_per_s"]
         of_weights = lambda part, which="peak": f"{part[which] / case['weights']:.2f}"  # noqa: B023, E731
@@ -359,7 +375,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
                 name,
                 f"{case['num_threads']}",
                 f"{case['weights'] / 1e9:.2f}",
-                f"{first['seconds']:.1f} / {again['seconds']:.1f} / {other['seconds']:.1f}",
+                " / ".join(f"{case[part]['seconds']:.1f}" for part in opened),
                 f"{of_weights(first)} / {of_weights(again)} / {of_weights(other)}",
                 f"{of_weights(first, 'peak_anonymous')} / {of_weights(other, 'peak_anonymous')}",
                 " / ".join(f"{fmean(rates):.1f}" for rates in rate.values()),
@@ -393,10 +409,11 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
     engines = f"ours / transformers{with_llama_cpp}"
     return (
         "Opening a target in a new process: the first time, when kernels are timed; again, when their times are "
-        "remembered; and with `transformers`, which leaves weights of the stored dtype in the file until a pass reads "
-        "them. Peaks are multiples of the weights in that dtype, over a process that has imported everything; that of "
-        "15 MB is mostly what libraries take at first use. They count pages of the file; the next column does not "
-        "(ours the first time, and `transformers`). Then plain decoding after "
+        "remembered; reading its files alone, where that was measured; and with `transformers`, which leaves weights "
+        "of the stored dtype in the file until a pass reads them. Peaks are multiples of the weights in that dtype, "
+        "over a process that has imported everything; that of 15 MB is mostly what libraries take at first use. They "
+        "count pages of the file; the next column does not (ours the first time, and `transformers`). Then plain "
+        "decoding after "
         f"{len(CONTEXT)} tokens in turns (llama.cpp: its llama-bench on the same weights, converted), how much of "
         "the weights that is in a second beside what a sum reads of memory in the same turns, and what 2 to "
         f"{MOST_ROWS} rows of one pass cost in rows. 125M and 0.6B (Qwen3's shape, tied) have random weights, stored "
@@ -405,7 +422,7 @@ def table_of(found: dict[str, Any]) -> tuple[str, tuple[str, ...], list[tuple[st
             "target",
             "threads",
             "weights, GB",
-            "seconds: first / again / transformers",
+            f"seconds: {' / '.join(opened)}",
             "peak: first / again / transformers",
             "without the file: ours / transformers",
             f"tokens a second: {engines}",

@@ -11,7 +11,7 @@ _BETTER: Final = "train on more conversations or for more steps"
 
 WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "acceptance": ("acceptance length, as a share of the champion's", _BETTER),
-    "acceptance_against_champion": ("acceptance length, as a share of the champion's, at least", _BETTER),
+    "acceptance_against_champion": ("acceptance length, as a share of the champion's", _BETTER),
     "depth_chosen_and_measured": (
         "depth that is faster than plain decoding and was measured",
         f"{_MORE_PROMPTS} where the verdict is undecided; else {_BETTER}",

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from flows.orchestration.flow import catalog_flow
+from prefect.runtime import flow_run
+
+from components.contract import UserError
+from flows.orchestration.flow import catalog_flow, refused_flow
 from flows.planning.plan import RunOptions
 from flows.planning.step_signature import named_packages
-from flows.spec.schema import load_spec, pipelines_file
+from flows.spec.schema import load_spec, pipeline_of, pipelines_file
 
 
 def __getattr__(name: str) -> Any:
     """The flow of pipeline `name`; made once in a process."""
     if name.startswith("__"):
         raise AttributeError(name)
-    spec = load_spec(pipelines_file())
-    if name not in spec.pipelines:
-        names = ", ".join(spec.pipelines)
-        raise AttributeError(f"{pipelines_file()} has no pipeline '{name}' (known: {names})")
+    try:
+        declared = pipeline_of(load_spec(pipelines_file()), name)
+    except UserError as error:
+        if flow_run.id:  # a worker's run, whose state then has the line, which a flow that is missing would not say
+            return refused_flow(name, str(error))
+        raise AttributeError(str(error)) from error
     options = RunOptions(file=pipelines_file(), packages=named_packages())
-    flow = globals()[name] = catalog_flow(name, spec.pipelines[name], options)
+    flow = globals()[name] = catalog_flow(name, declared, options)
     return flow

@@ -171,13 +171,19 @@ def end_if_dead(path: Path) -> bool:
     with path.open("a", encoding="utf-8") as file:
         if not try_lock(file):
             return False
-        if first(read(path), "end") is None:
-            last = max((line["time"] for line in read(path)), default=time.time())
+        entries = read(path)
+        if first(entries, "end") is None:
+            last = max((line["time"] for line in entries), default=time.time())
+            begun = first(entries, "run")
+            reason = "the process ended without a word" + (goes_on(begun["pipeline"]) if begun else "")
             file.write("\n")  # its last line may have been cut short
-            _append_line(
-                file, {"entry": "end", "status": "killed", "reason": "the process ended without a word", "time": last}
-            )
+            _append_line(file, {"entry": "end", "status": "killed", "reason": reason, "time": last})
         return True
+
+
+def goes_on(pipeline: str) -> str:
+    """What to do after a run that was killed or cancelled, to end its reason with."""
+    return f"; `draftsmith run {pipeline}` goes on from what is finished"
 
 
 def read(path: Path) -> list[Entry]:

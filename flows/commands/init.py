@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from components.contract import UserError
 from components.data.sources.addresses import PREFIX, is_url
+from components.engines.profiles import PROFILES
 from components.outside_json import JsonObject, read_object
 from components.pipeline_checks.positions import positions_of
 from components.positions import ROOM_FOR_GUESSES, SHORTEST_CACHE
@@ -28,7 +29,10 @@ from storage.artifacts.store import Store
 TEMPLATE = Path(__file__).with_name("first_pipeline.yaml.jinja")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
 NAME = re.compile(r"[a-z][a-z0-9-]*")
+UNWRITTEN_LINE = re.compile(rf"^\S*{re.escape(DEFAULT_FILE.name)}:\d+: ", re.MULTILINE)  # nobody can look it up
 NO_DATA = "python-stdlib"
+METHODS = ("eagle3", "mtp")  # of a first pipeline, as far as its engines serve them
+SERVED_BY_ALL = "draft-model"  # every engine takes a small language model
 ROOMY = 512  # positions that the steps' own settings have room in, for prompts of the usual length too
 ANSWER_TOKENS = 96  # of an answer, where the steps' own settings stay
 LONGEST_PROMPT = 4000  # characters, that data.collect_prompts takes unless it is told otherwise
@@ -42,7 +46,9 @@ def init(
         str, typer.Option(help="A file or folder of prompts or chats, or an address of data.")
     ] = NO_DATA,
     engine: Annotated[list[str], typer.Option(help="An engine that will serve it; may be repeated.")] = [],  # noqa: B006
-    method: Annotated[list[str], typer.Option(help="A method; may be repeated.")] = ["eagle3", "mtp"],  # noqa: B006
+    method: Annotated[
+        list[str], typer.Option(help="A method; may be repeated.", show_default="those of eagle3, mtp that are served")
+    ] = [],  # noqa: B006
     draft_vocab_size: Annotated[int, typer.Option(min=0, help="Tokens that drafters know; 0: the step's default.")] = 0,
     name: Annotated[str, typer.Option(help="The pipeline's name.")] = "mine",
 ) -> None:
@@ -55,11 +61,15 @@ def init(
     source = _model(model)
     configured = local_folder(source)
     config = {} if configured is None else read_object(configured / "config.json")
-    text = first_pipeline(name, source, config, _prompts(prompts), engine, method, draft_vocab_size)
+    methods = method or _served_methods(engine)
+    text = first_pipeline(name, source, config, _prompts(prompts), engine, methods, draft_vocab_size)
     with tempfile.TemporaryDirectory() as place:  # what is wrong is said before anything is written
         tried = Path(place) / DEFAULT_FILE
         tried.write_text(text, encoding="utf-8")
-        steps = len(check_file(tried, Store(), Invocation.packages)[name].steps)
+        try:
+            steps = len(check_file(tried, Store(), Invocation.packages)[name].steps)
+        except UserError as error:
+            raise UserError(UNWRITTEN_LINE.sub("", str(error))) from None
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     echo(f"{file}: pipeline {name}, {steps} steps")
@@ -122,6 +132,13 @@ def _lengths_that_fit(config: JsonObject) -> tuple[int, int]:
         tokens = 0  # of still fewer the check says what is wrong
     characters = CHARACTERS_PER_TOKEN * (positions - ROOM_FOR_GUESSES - (tokens or ANSWER_TOKENS))
     return tokens, characters if 0 < characters < LONGEST_PROMPT else 0
+
+
+def _served_methods(engines: list[str]) -> list[str]:
+    """The methods of a first pipeline that every one of these engines serves; a name of no engine is refused later."""
+    profiles = [PROFILES[engine] for engine in engines if engine in PROFILES]
+    served = [method for method in METHODS if all(method in profile.methods for profile in profiles)]
+    return served or [SERVED_BY_ALL]
 
 
 def _model(model: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,8 +25,8 @@ from flows.commands.terminal import (
 from flows.execution.local_run import execute, plan_to_run
 from flows.orchestration.prefect_server import prefect_server
 from flows.planning.plan import RunOptions
-from flows.spec.schema import SHIPPED
-from storage.artifacts.store import require_writable
+from flows.spec.schema import SHIPPED, load_spec, pipeline_of
+from storage.artifacts.store import Store, require_writable
 
 
 def demo(
@@ -54,7 +55,10 @@ def run(
     """Run a pipeline; finished steps are reused. Killed, the same command goes on where it was."""
     options = RunOptions(file, None, device, seed, from_step, to_step, tuple(force), Invocation.packages, trial, online)
     how = "direct" if direct else "prefect"
-    planned, store = plan_to_run(pipeline, param, options, how=how)  # wrong input ends here, before anything is started
+    # wrong input ends here, before anything is started
+    planned, store = plan_to_run(
+        pipeline, param, options, how=how, on_refusal=lambda reason: _tell_refusal(pipeline, file, reason)
+    )
     require_writable(store.home)
     num_to_run = len(planned.steps) - planned.num_reused
     echo(f"{pipeline}: {len(planned.steps)} steps, {planned.num_reused} reused, {num_to_run} to run")
@@ -67,3 +71,17 @@ def run(
 
                 outcome = run_with_prefect(planned, store, options, display.on_event, server)
     print_run_summary(outcome, out)
+
+
+def _tell_refusal(pipeline: str, file: Path, reason: str) -> None:
+    """Tell whom `notify:` names of a run that could not be planned, which no flow run tells."""
+    notify = pipeline_of(load_spec(file), pipeline).notify
+    if notify is None or "failed" not in notify.on:
+        return
+    with prefect_server(Store().home) as server:
+        from flows.orchestration.notifications import tell
+
+        if server is not None:
+            server.wait()
+        for line in tell(pipeline, [("failed", reason)], notify, watched=False):
+            echo(line)

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from flows.spec.references import Values
 from flows.spec.schema import PipelineSpec
 from storage.artifacts.store import Store, require_writable
 from storage.collect import collect, find_items
-from storage.record import begin_run, end_run, record_failure, record_refusal, record_step
+from storage.journal import goes_on
+from storage.record import Run, begin_run, end_run, record_failure, record_refusal, record_step
 from storage.redaction import without_secrets
 
 
@@ -37,7 +38,8 @@ class RunOutcome:
 
     mlflow_run: (experiment, run) in MLflow; None when it was down. registered: the registry's answer for each Release.
     noise: what disturbed a measurement that the gate refused, in one line; "" where that did not happen.
-    decided: what became of its releases, and what disturbed their measurement, or that all was reused; one line each.
+    decided: what became of its releases, what disturbed their measurement and what follows from that, or that all was
+    reused; one line each.
     nothing_new: why a step ended the run early with nothing to do, in one line; "" when every step was made or reused.
     """
 
@@ -62,25 +64,39 @@ class RunOutcome:
 
 
 def plan_to_run(
-    pipeline: str, params: Values | Sequence[str], options: RunOptions, *, how: str, flow_run_id: str = ""
+    pipeline: str,
+    params: Values | Sequence[str],
+    options: RunOptions,
+    *,
+    how: str,
+    flow_run_id: str = "",
+    on_refusal: Callable[[str], None] = lambda _: None,
 ) -> tuple[Plan, Store]:
     """As `plan_run`; a run that may not reach hubs, or cannot be planned, is recorded as one that failed.
 
-    how, flow_run_id: as for `execute`.
+    how, flow_run_id: as for `execute`. on_refusal: hears the reason of such a run, one line, when it is recorded.
 
     Raises:
         UserError: one line for each thing that is wrong.
     """
 
     def record(home: Path, values: Values, reason: str) -> None:
-        if home.is_dir():  # a first command that is mistyped leaves nothing behind
-            require_writable(home)
-            record_refusal(home, pipeline, dict(values), judge, reason, how=how, flow_run_id=flow_run_id)
+        record_unplanned(home, pipeline, values, reason, how=how, flow_run_id=flow_run_id)
+        on_refusal(reason)
 
     def require_hubs(declared: PipelineSpec) -> None:
         reach_hubs(pipeline, declared=declared.online, asked=options.online)
 
     return plan_run(pipeline, params, options, record, require_hubs)
+
+
+def record_unplanned(
+    home: Path, pipeline: str, params: Values, reason: str, *, how: str, flow_run_id: str = ""
+) -> None:
+    """Record a run that could not be planned, in a home that is there. reason: one line."""
+    if home.is_dir():  # a first command that is mistyped leaves nothing behind
+        require_writable(home)
+        record_refusal(home, pipeline, dict(params), judge, reason, how=how, flow_run_id=flow_run_id)
 
 
 def execute(
@@ -91,10 +107,12 @@ def execute(
     how: str,
     flow_run_id: str = "",
     run_steps: Callable[[Engine], dict[str, Artifact]] = Engine.run,
+    conclude: Callable[[RunOutcome], list[str]] = lambda _: [],
 ) -> RunOutcome:
     """Run a plan and keep what it makes.
 
     how: "direct" or "prefect", for the record, with Prefect's id of the flow run. run_steps: runs an engine.
+    conclude: does what is left when the steps are done; its lines become a part of what was decided.
     """
     started = time.monotonic()
     run = begin_run(
@@ -125,12 +143,28 @@ def execute(
         made_new.extend([step.name] * (not reused))
         record_step(artifact, step.kind, step, record, run, reused=reused)
 
-    nothing_new, noise, decided = "", "", list[str]()
+    nothing_new = ""
     with closing(run.journal):  # also where its last lines find no room on the disk
         try:
-            run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
-        except NothingNew as nothing:
-            nothing_new = "; ".join([f"{nothing}; `draftsmith run {plan.pipeline}` looks again", *plan.remarks])
+            try:
+                run_steps(Engine(store, plan, on_step_event, on_finished, run_id=run.run_id))
+            except NothingNew as nothing:
+                nothing_new = "; ".join([f"{nothing}; `draftsmith run {plan.pipeline}` looks again", *plan.remarks])
+            noise, decided = _decided(plan, run, artifacts, made_new=bool(made_new), nothing_new=nothing_new)
+            outcome = RunOutcome(
+                plan=plan,
+                artifacts=artifacts,
+                seconds=time.monotonic() - started,
+                run_id=run.run_id,
+                problems=tuple(run.problems),
+                notes=tuple(run.notes),
+                registered=tuple(run.registered),
+                mlflow_run=run.mlflow_run(),
+                nothing_new=nothing_new,
+                noise=noise,
+                decided=tuple(decided),
+            )
+            concluded = conclude(outcome)
         except Exception as error:
             reason = _reason_of(error, store.home)
             for step in running_steps.values():
@@ -141,32 +175,33 @@ def execute(
             raise
         except BaseException as error:  # Ctrl-C, or Prefect's signal of a cancel
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
-            end_run(run, "killed", reason, soon=True)
+            end_run(run, "killed", reason + goes_on(plan.pipeline), soon=True)
             raise
-        if not nothing_new and not made_new:
-            decided = [f"nothing new: all {len(artifacts)} steps are reused", *plan.remarks]
-            end_run(run, "completed", "; ".join(decided))
-        else:
-            policies = [artifact for artifact in artifacts.values() if isinstance(artifact, DepthPolicy)]
-            noise = str(policies[-1].info.get("noise", "")) if policies else ""
-            decided = [version.note for version in run.registered if version.note]
-            decided += [f"the measurement was disturbed: {noise}"] if noise else []
-            decided += [line for line in plan.remarks if not any(line in note for note in decided)]
-            end_run(run, "completed", f"nothing new: {nothing_new}" if nothing_new else "; ".join(decided))
+        ended = [f"nothing new: {nothing_new}"] if nothing_new else decided
+        end_run(run, "completed", "; ".join([*ended, *concluded]))
     freed, not_freed = _tidy(plan, store)
-    return RunOutcome(
-        plan=plan,
-        artifacts=artifacts,
-        seconds=time.monotonic() - started,
-        run_id=run.run_id,
-        problems=(*run.problems, *not_freed),
-        notes=(*run.notes, *freed),
-        registered=tuple(run.registered),
+    return replace(
+        outcome,
         mlflow_run=run.mlflow_run(),
-        nothing_new=nothing_new,
-        noise=noise,
-        decided=tuple(decided),
+        problems=(*run.problems, *not_freed),
+        notes=(*run.notes, *freed, *concluded),
+        decided=(*decided, *concluded),
     )
+
+
+def _decided(
+    plan: Plan, run: Run, artifacts: dict[str, Artifact], *, made_new: bool, nothing_new: str
+) -> tuple[str, list[str]]:
+    """`noise` and `decided` of RunOutcome."""
+    if nothing_new:
+        return "", []
+    if not made_new:
+        return "", [f"nothing new: all {len(artifacts)} steps are reused", *plan.remarks]
+    policies = [artifact for artifact in artifacts.values() if isinstance(artifact, DepthPolicy)]
+    noise = str(policies[-1].info.get("noise", "")) if policies else ""
+    decided = [version.note for version in run.registered if version.note]
+    decided += [f"the measurement was disturbed: {noise}"] if noise else []
+    return noise, decided + [line for line in plan.remarks if not any(line in note for note in decided)]
 
 
 def _reason_of(error: Exception, home: Path) -> str:

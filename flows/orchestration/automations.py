@@ -1,10 +1,10 @@
 """PREFECT: what starts pipelines besides schedules (`triggers:`), and who hears of their nights (`notify:`).
 
 Each is an automation on the server, made and changed by `deploy` as a diff; what a person has switched off in the UI
-stays off. After a pipeline: Prefect's own event of a run that ended as "Completed" (a dry run, a part of a run and a
-night without news end under other names). A file or a registry alias: the events of event_watcher.py beside this file.
-A notification: Prefect's events of runs that failed, and those that runs send themselves (notifications.py); one that
-is due when no verdict came for some days is the absence of these.
+stays off. After a pipeline: Prefect's own event of a whole run that ended well, under one of the names of WHOLE_RUN (a
+dry run, a part of a run and a night without news end under others). A file or a registry alias: the events of
+event_watcher.py beside this file. A notification: Prefect's events of runs that failed, and those that runs send
+themselves (notifications.py); one that is due when no verdict came for some days is the absence of these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectNotFound
 from components.contract import UserError
 from components.outside_json import JsonObject
 from flows.orchestration.event_watcher import FILE_EVENT, MOVE_EVENT, file_resource, move_resource, pattern_of
-from flows.orchestration.notifications import RUN_LINK, VERDICTS, event_of, pipeline_resource
+from flows.orchestration.notifications import RUN_LINK, VERDICTS, WHOLE_RUN, event_of, pipeline_resource
 from flows.spec.schema import NotifySpec, Spec, TriggerSpec
 
 # Texts of notifications, which the server fills in: it knows by which address people reach it.
@@ -121,7 +121,8 @@ def _expected_event(trigger: TriggerSpec, file: Path) -> JsonObject:
     """The event that fires a trigger: its names, and which resource it is about."""
     if trigger.after is not None:
         match = {"prefect.resource.id": "prefect.flow-run.*"}
-        return {"expect": {"prefect.flow-run.Completed"}, "match": match, "match_related": _flow(trigger.after)}
+        ended = {f"prefect.flow-run.{name}" for name in WHOLE_RUN}
+        return {"expect": ended, "match": match, "match_related": _flow(trigger.after)}
     if trigger.file is not None:
         match = {"prefect.resource.id": file_resource(pattern_of(file, trigger.file))}
         return {"expect": {FILE_EVENT}, "match": match, "match_related": {}}

@@ -2,14 +2,16 @@
 
 The engine decides everything (what is reused, which child process, retries); Prefect watches, schedules and remembers.
 Its result cache is off: the store is the only cache. A wrong input ends as the state Failed with the one line that says
-why, never as a traceback. Only a whole run ends as "Completed", so that pipelines that start after this one are not
-started by a dry run, a part of a run or a night without news. This module imports
+why, never as a traceback. A run that registered a release ends as what became of it ("Promoted", "NotPromoted",
+"Waiting"), any other whole run as "Completed"; a dry run, a part of a run and a night without news have names of their
+own, so that they do not start the pipelines that start after this one. This module imports
 Prefect, so flows/orchestration/prefect_server.py must have prepared its settings before.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,11 +28,11 @@ from components.contract import Artifact, NothingNew, Page, UserError
 from components.text import shorten
 from flows.execution.clusters import PACKAGE_OF, deliver_queued
 from flows.execution.engine import Engine, OnEvent
-from flows.execution.local_run import RunOutcome, execute, plan_to_run
+from flows.execution.local_run import RunOutcome, execute, plan_to_run, record_unplanned
 from flows.execution.messages import Event, RunConnection, StepFailed, disk_fault
 from flows.orchestration.approval import ask, unasked
 from flows.orchestration.compiled_flow import compile_flow
-from flows.orchestration.notifications import Happened, happened_in, tell
+from flows.orchestration.notifications import Happened, happened_in, state_after, tell
 from flows.orchestration.prefect_server import TemporaryServer
 from flows.orchestration.retry import try_again
 from flows.orchestration.ui_artifacts import Screen, links_of
@@ -95,6 +97,20 @@ def run_as_tasks(
         if on_event is not None:
             on_event(step, event)
 
+    happened: Happened = []
+
+    def conclude(outcome: RunOutcome) -> list[str]:
+        screen.leave_machine()
+        screen.show_outcome(outcome)  # before anybody is asked
+        files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
+        links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
+        happened.extend(happened_in(outcome))
+        lines = _tell(plan, happened, somebody_may_answer, links)
+        answered, unanswered = _ask_approval(plan, store, outcome, screen, somebody_may_answer)
+        happened.extend(answered)
+        lines += [*(line for _, line in answered), *unanswered, *_tell(plan, answered, somebody_may_answer, links)]
+        return lines + try_again(plan, outcome)
+
     try:
         outcome = execute(
             plan,
@@ -103,14 +119,9 @@ def run_as_tasks(
             how="prefect",
             flow_run_id=str(flow_run.id),
             run_steps=lambda engine: _run_as_prefect_tasks(engine, screen),
+            conclude=conclude,
         )
-        screen.leave_machine()
         screen.show_outcome(outcome)
-        files = [page.path / "index.html" for page in outcome.artifacts.values() if isinstance(page, Page)]
-        links = links_of(store, outcome) or [("the report", file.as_uri()) for file in files]
-        answers = _tell(plan, happened_in(outcome), somebody_may_answer, links)
-        answers += _ask_approval(plan, store, outcome, screen, somebody_may_answer, links)
-        answers += try_again(plan, outcome)
     except (UserError, StepFailed) as error:
         results.append(error)
         screen.show_failure(error)
@@ -124,13 +135,13 @@ def run_as_tasks(
         raise
     finally:
         screen.leave_machine()
-    results.append(replace(outcome, notes=(*outcome.notes, *answers)))
+    results.append(outcome)
     if outcome.nothing_new:
         return Completed(name="NothingNew", message=f"nothing new: {outcome.nothing_new}")
     made_new = len(screen.reused) < len(plan.steps)  # else that is what was decided
     done = [f"{len(plan.steps)} steps, {len(screen.reused)} of them reused"] * made_new
-    message = "; ".join([*done, *outcome.decided, *answers])
-    return Completed(name="Completed" if whole else "Partial", message=message)
+    message = "; ".join([*done, *outcome.decided])
+    return Completed(name=state_after(happened) if whole else "Partial", message=message)
 
 
 def _tell(plan: Plan, happened: Happened, watched: bool, links: Sequence[tuple[str, str]] = ()) -> list[str]:
@@ -140,20 +151,14 @@ def _tell(plan: Plan, happened: Happened, watched: bool, links: Sequence[tuple[s
 
 
 def _ask_approval(
-    plan: Plan,
-    store: Store,
-    outcome: RunOutcome,
-    screen: Screen,
-    somebody_may_answer: bool,
-    links: Sequence[tuple[str, str]],
-) -> list[str]:
-    """Ask for approval of new champions if the pipeline requires it, and tell the answers; one line for each."""
+    plan: Plan, store: Store, outcome: RunOutcome, screen: Screen, somebody_may_answer: bool
+) -> tuple[Happened, list[str]]:
+    """Ask for approval of new champions if the pipeline requires it: (answers, lines where nobody could be asked)."""
     if plan.approval_minutes is None or outcome.nothing_new:
-        return []
+        return [], []
     if not somebody_may_answer:
-        return unasked(store.home, outcome)
-    answered = ask(store.home, outcome, plan.approval_minutes, screen.note)
-    return [line for _, line in answered] + _tell(plan, answered, True, links)
+        return [], unasked(store.home, outcome)
+    return ask(store.home, outcome, plan.approval_minutes, screen.note), []
 
 
 def _run_as_prefect_tasks(engine: Engine, screen: Screen) -> dict[str, Artifact]:
@@ -251,3 +256,19 @@ def catalog_flow(name: str, declared: PipelineSpec, options: RunOptions) -> Flow
         return run_as_tasks(plan, store, None, [], whole=run_options.to_step is None)
 
     return compile_flow(declared, name, body)
+
+
+def refused_flow(name: str, wrong: str) -> Flow[..., Any]:
+    """The flow of a run whose pipelines file cannot be read, or has no such pipeline: it says so and is recorded.
+
+    wrong: a line for each thing that is wrong. It takes whatever parameters this flow run was given.
+    """
+
+    def run(**values: Any) -> Any:
+        reason = "; ".join(wrong.splitlines())
+        record_unplanned(Store().home, name, values, reason, how="prefect", flow_run_id=str(flow_run.id))
+        return Failed(message=reason)
+
+    given = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in flow_run.parameters]
+    run.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    return Flow(run, name=name, persist_result=False, validate_parameters=False)

@@ -23,7 +23,10 @@ from flows.execution.local_run import RunOutcome
 from flows.spec.schema import NotifySpec
 
 RUN_LINK = "the run"
-VERDICTS = ("promoted", "refused", "waiting")
+VERDICTS = {"promoted": "Promoted", "refused": "NotPromoted", "waiting": "Waiting"}
+"""What a whole run decides of a release, and the name of the state that Prefect then shows."""
+WHOLE_RUN = ("Completed", *VERDICTS.values())
+"""State names of whole runs: after one of them other pipelines may start."""
 Happened = list[tuple[str, str]]
 """What happened in a run, a word each, and its sentence."""
 
@@ -48,6 +51,11 @@ def happened_in(outcome: RunOutcome) -> Happened:
         happened.append((what, version.note))
     drifts = [artifact.info for artifact in outcome.artifacts.values() if isinstance(artifact, Measurements)]
     return happened + [("drift", str(info["drift"])) for info in drifts if info.get("drifted")]
+
+
+def state_after(happened: Happened) -> str:
+    """The name of the state of a whole run, by the last that it decided: one that waited may have been answered."""
+    return next((VERDICTS[what] for what, _ in reversed(happened) if what in VERDICTS), "Completed")
 
 
 def tell(

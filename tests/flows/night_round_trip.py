@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
@@ -61,24 +62,13 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
     said["deployed again"] = [str(change) for change in plan_changes(file, home, packages)]
     with get_client(sync_client=True) as client:
         for name in ("lost", "noisy"):
-            deployment = client.read_deployment_by_name(f"{name}/{name}")
-            run = client.create_flow_run_from_deployment(
-                deployment.id, parameters={"rows": 4} if name == "noisy" else {}
-            )
-            env = {**os.environ, **deployment.job_variables["env"], "PREFECT__FLOW_RUN_ID": str(run.id)}
-            env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE)])
-            done = subprocess.run(
-                [sys.executable, "-m", "prefect.engine"], env=env, capture_output=True, text=True, check=False
-            )
-            state = client.read_flow_run(run.id).state
-            assert state is not None and state.is_final(), done.stderr
-            said[name] = [state.name, state.message, f"{os.environ['PREFECT_UI_URL']}/runs/flow-run/{run.id}"]
+            said[name] = run_as_a_worker(client, name, parameters={"rows": 4} if name == "noisy" else {})
         page = f"/deployments/deployment/{client.read_deployment_by_name('lost/lost').id}"
         said["page"] = f"{os.environ['PREFECT_UI_URL']}{page}"
         said["again"] = [
             [run.parameters, str(run.expected_start_time)]
             for run in client.read_flow_runs()
-            if run.deployment_id == deployment.id and run.state_name == "Scheduled"
+            if run.deployment_id == client.read_deployment_by_name("noisy/noisy").id and run.state_name == "Scheduled"
         ]
     notify = load_spec(file).pipelines["lost"].notify
     happened = [("drift", "acceptance fell"), ("promoted", "nobody asked")]
@@ -90,7 +80,24 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
         "lost", [*happened, ("failed", "it died")], notify, links, watched=False
     )  # on a temporary server
     said["told by the run"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift")))
+    file.write_text("pipelines: [\n")
+    with get_client(sync_client=True) as client:
+        said["unreadable"] = run_as_a_worker(client, "noisy", parameters={"rows": 4})
     return said
+
+
+def run_as_a_worker(client: Any, name: str, parameters: dict[str, object]) -> list[str]:
+    """The state of a run of a deployment, its message, and its page."""
+    deployment = client.read_deployment_by_name(f"{name}/{name}")
+    run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    env = {**os.environ, **deployment.job_variables["env"], "PREFECT__FLOW_RUN_ID": str(run.id)}
+    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(HERE)])
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect.engine"], env=env, capture_output=True, text=True, check=False
+    )
+    state = client.read_flow_run(run.id).state
+    assert state is not None and state.is_final(), done.stderr
+    return [state.name, state.message, f"{os.environ['PREFECT_UI_URL']}/runs/flow-run/{run.id}"]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from pipeline_builder import pipeline, step, written
 from prefect_stand import Stand, prefect_stand
 from webhook import BLOCK, Webhook
 
+from storage.history.query import query
+from storage.registry.tracking import open_client
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 FEW = {"num_rows": {"type": "int", "default": 3}}
 SOIL, ROWS = step("toys.plant"), step("toys.plant", num_rows="${params.num_rows}")
@@ -195,6 +198,25 @@ def test_a_second_run_is_skipped_and_a_cancel_ends_every_process_within_15_secon
         assert time.monotonic() - began < 15, "processes of a cancelled run are still there"
         time.sleep(0.1)
     assert stand.wait(first)["state"]["type"] == "CANCELLED"
+    (end,) = ends_of(stand, "endless")
+    assert end[0] == "killed" and end[1].startswith("cancelled (")
+    assert end[1].endswith("; `draftsmith run endless` goes on from what is finished")
+
+
+def ends_of(stand: Stand, name: str) -> list[tuple[str, str]]:
+    """(status, reason) of every run of a pipeline, in the history as in MLflow, as soon as there is one."""
+    of, deadline = "SELECT run_id, status, reason FROM v_run WHERE pipeline = $name", time.monotonic() + 300
+    while not (rows := query(of, stand.home, {"name": name})[1]):
+        assert time.monotonic() < deadline, f"no run of {name} has ended in the history"
+        time.sleep(0.5)
+    client = open_client(stand.home)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for run_id, status, reason in rows:
+        tags = f"tags.`draftsmith.run_id` = '{run_id}' AND tags.`draftsmith.step` = '-'"
+        (logged,) = client.search_runs(experiments, tags)
+        words = {"completed": "FINISHED", "killed": "KILLED"}
+        assert (logged.info.status, logged.data.tags["draftsmith.reason"]) == (words[status], reason)
+    return [(status, reason) for _, status, reason in rows]
 
 
 def test_a_deadline_ends_every_process_and_the_run_says_so(stand: Stand) -> None:
@@ -213,6 +235,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
     stand.file.write_text(written(*(one.with_keys(**told) if "release" in one.steps else one for one in PIPELINES)))
     assert stand.deploy().count("create  notify") == 9
     silent = stand.wait(stand.start("asks_nobody"), "COMPLETED")  # this server may call it Failed for a moment
+    assert silent["state"]["name"] == "NotPromoted"
     assert "was not promoted: nobody answered within 0.1 minutes" in silent["state"]["message"]
     promoted, asked = stand.start("gated"), stand.wait(stand.start("asks"), "PAUSED")
     assert stand.wait(promoted)["state"]["message"].endswith("oak version 1 (candidate, challenger, champion)")
@@ -233,7 +256,7 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.wait_for("document.querySelector('[role*=dialog] [aria-checked=true]')")
         page.screenshot(tmp_path / "2-answered.png")
         page.click("[role*=dialog] button", "Resume")
-        page.wait_for_text("Completed", timeout_s=600)
+        page.wait_for_text("Promoted", timeout_s=600)
         page.screenshot(tmp_path / "3-promoted.png")
         heard = ops.until_heard(
             *(f"draftsmith: {what}" for what in ("asks promoted", "gated promoted", "gated refused"))
@@ -243,6 +266,11 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
         page.screenshot(tmp_path / "4-told.png", of="main")
     done = stand.wait(asked["id"])
     assert done["state"]["message"].endswith("builtin version 2 is now champion")
+    assert [stand.run(run)["state"]["name"] for run in (asked["id"], promoted, refused)] == [
+        "Promoted",
+        "Promoted",
+        "NotPromoted",
+    ]
     its_page = f"the run: {stand.pages}/v2/runs/flow-run"
     assert heard["draftsmith: asks promoted"] == f"builtin version 2 is now champion\n\n{its_page}/{asked['id']}"
     champion = "registered oak version 1 (candidate, challenger, champion)"
@@ -253,6 +281,8 @@ def test_silence_is_no_promotion_a_yes_in_the_ui_moves_the_champion_and_all_of_i
     assert heard["draftsmith: gated refused"].endswith(f"{its_page}/{refused}")
     log = (stand.home / "promotions.jsonl").read_text().splitlines()
     assert any('"alias": "champion"' in line and "approved in the Prefect UI" in line for line in log)
+    (silence,), (yes,) = ends_of(stand, "asks_nobody"), ends_of(stand, "asks")
+    assert "nobody answered within 0.1 minutes" in silence[1] and yes[1].endswith("builtin version 2 is now champion")
 
 
 def test_eight_runs_at_once_all_end_well_on_the_same_artifacts_and_start_what_comes_after(stand: Stand) -> None:

@@ -84,8 +84,10 @@ def _identity_check(evidence: Evidence, comparison: Comparison) -> Check:
     compared, differ = (0, 0)
     if comparison.timed_in is not None:
         compared, differ = identity_of(evidence.measured, evidence.challenger, comparison.timed_in[0])
+    if not compared:
+        return Check("identical_output", False, None, None, None, "0 that differ outside ties")
     limit = f"0 of {compared} outputs differ outside ties"
-    return Check("identical_output", compared > 0 and differ == 0, float(differ), None, None, limit)
+    return Check("identical_output", differ == 0, float(differ), None, None, limit)
 
 
 def _acceptance_checks(evidence: Evidence, comparison: Comparison) -> list[Check]:

@@ -10,6 +10,7 @@ import yaml
 from tiny_targets import make_tiny_target
 from toy_garden import Cli
 
+from components.engines.profiles import PROFILES
 from flows.commands.init import first_pipeline
 
 
@@ -43,6 +44,25 @@ def test_what_it_writes_is_right_and_of_this_model_these_prompts_and_engines(
 
 
 @pytest.mark.parametrize(
+    ("engines", "methods"),
+    [
+        ((), ["eagle3", "mtp"]),
+        (("vllm",), ["eagle3", "mtp"]),
+        (("vllm", "sglang"), ["eagle3"]),
+        *[((engine,), ["eagle3"]) for engine in sorted(PROFILES.keys() - {"vllm", "transformers"})],
+        (("transformers", "llama.cpp"), ["draft-model"]),
+    ],
+)
+def test_methods_that_nobody_names_are_those_that_the_engines_serve(
+    draftsmith: Cli, home: Path, tmp_path: Path, engines: tuple[str, ...], methods: list[str]
+) -> None:
+    code, out, err = draftsmith("init", tmp_path / "work", *(word for name in engines for word in ("--engine", name)))
+    assert code == 0, out + err
+    file = yaml.safe_load((tmp_path / "work" / "pipelines.yaml").read_text(encoding="utf-8"))
+    assert file["pipelines"]["mine"]["steps"]["draft"]["matrix"] == {"method": methods}
+
+
+@pytest.mark.parametrize(
     ("asked", "said"),
     [
         (("--engine", "vllmm"), "vllm"),
@@ -60,6 +80,7 @@ def test_what_is_wrong_is_said_in_a_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     code, out, err = draftsmith("init", "work", *asked)
     assert code == 2 and said in out + err
+    assert "pipelines.yaml:" not in out + err, "a line of a file that is not written"
     assert not (tmp_path / "work").exists()
 
 

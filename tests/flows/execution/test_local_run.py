@@ -144,6 +144,7 @@ def test_a_run_that_cannot_be_planned_or_is_ended_from_outside_is_in_the_history
 
     code, _, err = draftsmith("run", "night", "--direct", "-f", file)
     assert code == 2 and "num_rows" in err
+    goes_on = "; `draftsmith run slow` goes on from what is finished"
     assert draftsmith("run", "nowhere", "-f", file)[0] == 2, "no run of a pipeline that is not there"
     status, reason = ended(store)[1]
     assert status == "failed" and "step 'soil': " in reason and reason in " ".join(err.split())
@@ -158,10 +159,12 @@ def test_a_run_that_cannot_be_planned_or_is_ended_from_outside_is_in_the_history
         process.send_signal(signum)
         process.communicate(timeout=600)
         assert all(gone(int(pid)) for pid in pids)
-        assert ended(store)[2:] == [("killed", "interrupted")], "who is interrupted says so, who is killed cannot"
+        assert ended(store)[2:] == [("killed", f"interrupted{goes_on}")], (
+            "who is interrupted says so, who is killed cannot"
+        )
     assert draftsmith("run", "slow", "--direct", "--to", "soil", "-f", file)[0] == 0
     assert [status for status, _ in ended(store)] == ["completed", "failed", "killed", "killed", "completed"]
-    assert ended(store)[3][1] == "the process ended without a word"
+    assert ended(store)[3][1] == f"the process ended without a word{goes_on}"
     code, out, _ = draftsmith("query", "failures", "--format", "json")
     assert code == 0 and [row["why"] for row in json.loads(out)] == [
         reason for _, reason in reversed(ended(store)[1:4])

@@ -58,13 +58,16 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     assert rows[0] == ("lost", "failed", "prefect", reason)
 
     state, message, _ = said["noisy"]
-    told = "the measurement was disturbed: other work ran meanwhile"
-    assert (state, rows[1]) == ("Completed", ("noisy", "completed", "prefect", told))
     ((parameters, when),) = said["again"]
     assert parameters["force"] == ["timed"] and parameters["rows"] == 4
     due = datetime.fromisoformat(when)
     assert timedelta(minutes=20) <= due - began <= timedelta(minutes=23)
-    assert message.endswith(f"{told}; it is measured again at {due:%H:%M} UTC, as `retry` of the pipeline says")
+    told = "the measurement was disturbed: other work ran meanwhile; "
+    told += f"it is measured again at {due:%H:%M} UTC, as `retry` of the pipeline says"
+    assert message.endswith(told)
+    assert (state, rows[1]) == ("Completed", ("noisy", "completed", "prefect", told))
+    state, unread, _ = said["unreadable"]
+    assert (state, rows[2]) == ("Failed", ("noisy", "failed", "prefect", unread)) and "pipelines.yaml:" in unread
 
     assert "no block 'custom-webhook/ops' on the server" in said["no block"] and said["deployed again"] == []
     assert said["not told"] == []

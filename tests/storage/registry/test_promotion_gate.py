@@ -82,6 +82,22 @@ def test_a_slower_challenger_is_refused_with_the_numbers(ask: Ask) -> None:
     assert "], asked lower bound at least 0.98 (" in told and "train on more conversations" in told
 
 
+def test_what_the_release_and_the_rule_both_refuse_is_said_once_with_the_number_of_all_measurements(ask: Ask) -> None:
+    names = ("speed_against_champion", "acceptance_against_champion[chat]", "prediction_gap")
+    own = [{"name": name, "passed": False, "value": 0.7, "limit": ">= 0.98"} for name in names]
+    new = tags("new", 4, **{"gate.status": "refused", "gate.checks": json.dumps(own)})
+    decision = ask(timed([OLD, ("new", 3, 6.5, 30), ("new", 4, 6.5, 30)]), new=new)
+    told = "; ".join(check.summary() for check in decision.checks if not check.passed)
+    for once in ("decoding speed, as a share", "champion's on chat prompts", "gap between predicted and measured"):
+        assert told.count(once) == 1, told
+    assert "champion's: measured 0.92" in told and told.count("measured 0.7,") == 1, "the gap alone is the release's"
+
+
+def test_outputs_that_nobody_compared_are_not_measured(ask: Ask) -> None:
+    (identical,) = [check for check in ask(timed([OLD])).checks if check.name == "identical_output"]
+    assert not identical.passed and ": not measured, asked 0 that differ" in identical.summary()
+
+
 def test_two_runs_on_one_machine_are_compared_through_plain_decoding(ask: Ask) -> None:
     slow_day = timed([NEW, SHALLOW[1]], session="b")
     for row in slow_day:  # everything took twice as long, plain decoding too
