@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,7 +133,8 @@ def main(arguments: Sequence[str] | None = None, packages: tuple[str, ...] | Non
     hook, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         argv = list(sys.argv[1:] if arguments is None else arguments)
-        if line := settle(default_home()):
+        somebody = sys.stdin.isatty() and sys.stderr.isatty()
+        if line := settle(default_home(), partial(typer.confirm, err=True) if somebody else None):
             echo_error(line)
         code = app(args=argv, prog_name="draftsmith", standalone_mode=False)
         for line in drain_problems():

@@ -3,9 +3,9 @@
 The store, the journals and the history name everything relative to their home. MLflow's database and Prefect's do not:
 an experiment, a run and a version say where their files are as an absolute address, a deployment says which home its
 runs work on. So a home remembers its place, and the first command at another one leads these addresses there, in
-one transaction a database. A home whose former place is gone was moved and stays who it was. Any other is a copy: it
-gets an identity and a registry of its own (storage/registry/aliases.py), so that no move made in one of the two is
-taken for one of the other.
+one transaction a database. A home whose former place is gone was moved and stays who it was; from another machine
+nobody can see that, so who is at a terminal is asked. Any other is a copy: it gets an identity and a registry of its
+own (storage/registry/aliases.py), so that no move made in one of the two is taken for one of the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import socket
 import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +74,12 @@ def _require_known_format(home: Path) -> None:
         )
 
 
-def settle(home: Path) -> str:
+def settle(home: Path, ask: Callable[[str], bool] | None = None) -> str:
     """Remember a home's place; where it was copied or moved since, lead all addresses in it here.
 
-    Returns one line for people, "" when nothing has happened. A folder that is no home yet is left as it is.
+    ask: puts a question to somebody, whether a home of another machine was moved; None: nobody can answer, and it is
+    taken for a copy. Returns one line for people, "" when nothing has happened. A folder that is no home yet is left as
+    it is.
 
     Raises:
         UserError: a newer version has written into it, in a form that this one may not understand.
@@ -92,14 +94,14 @@ def settle(home: Path) -> str:
         came = f"{here} was copied or moved from {identity.path}" if identity is not None else ""
         return came and f"{came} and cannot be written to: MLflow's addresses still lead there"
     try:
-        return _settle(home)
+        return _settle(home, ask)
     except OSError as error:
         return f"{home / 'home.json'}: cannot be written ({error.strerror})"
     except UserError as error:  # a folder stands in its place: `doctor` must be able to say so too
         return str(error)
 
 
-def _settle(home: Path) -> str:
+def _settle(home: Path, ask: Callable[[str], bool] | None) -> str:
     here = str(home.absolute())
     (home / "locks").mkdir(exist_ok=True)
     with locked(home / "locks" / "home.lock"):
@@ -107,9 +109,13 @@ def _settle(home: Path) -> str:
         if identity is not None and _is_here(identity, home):  # somebody else has done it meanwhile
             return ""
         former = identity.path if identity is not None else _former_place(home)
-        is_copy = (
-            not _is_moved(identity) if identity is not None else bool(former) and (Path(former) / "mlflow").exists()
-        )
+        if identity is None:
+            is_copy = bool(former) and (Path(former) / "mlflow").exists()
+        elif ask is not None and identity.host != socket.gethostname():
+            came = f"{here} was at {identity.path} of {identity.host} before"
+            is_copy = not ask(f"{came}. Was it moved, so that nobody goes on with it there?")
+        else:
+            is_copy = not _is_moved(identity)
         try:
             num_addresses = _lead_here(home, former, is_copy=is_copy) if former else 0
         except sqlite3.DatabaseError as error:

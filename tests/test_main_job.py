@@ -11,6 +11,8 @@ import random
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +104,23 @@ def test_a_release_is_measured_again_in_every_session_and_nothing_is_trained(fin
     ], "the log says of which version, and what it was before"
 
 
-def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["copied", "restored"])
+def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp_path: Path, way: str) -> None:
     """With the original out of reach: SQL, registry, a version loaded, another run; nothing appears elsewhere."""
     home, file = finished(OURS)
-    asked = "SELECT run_id, status FROM run ORDER BY 1"
+    asked = "SELECT run_id, status FROM run WHERE status <> 'killed' ORDER BY 1"
     copy, away, before = tmp_path / "copy", home.with_name("away"), rows(home, asked)
-    shutil.copytree(home, copy)
+    if way == "copied":
+        shutil.copytree(home, copy)
+    else:
+        restore_of_a_backup_while_a_run_writes(home, file, copy)
     home.rename(away)
     try:
         original = {path: path.stat().st_mtime_ns for path in away.rglob("*")}
         answered = draftsmith(copy, "query", asked, "--format", "json")
         assert [list(row.values()) for row in json.loads(answered.stdout)] == before
-        assert f"{copy} was moved here from {home}: " in answered.stderr
+        if way == "copied":
+            assert f"{copy} was moved here from {home}: " in answered.stderr
         log = (copy / "promotions.jsonl").read_text().splitlines()
         model = json.loads(log[0])["name"]
         shown = draftsmith(copy, "show", model, "--json")
@@ -133,6 +140,25 @@ def test_a_moved_home_answers_serves_and_runs_where_it_is_now(finished: Any, tmp
         assert not home.exists() and {path: path.stat().st_mtime_ns for path in away.rglob("*")} == original
     finally:
         away.rename(home)
+
+
+def restore_of_a_backup_while_a_run_writes(home: Path, file: Path, into: Path) -> None:
+    """Back the home up while a run of it makes its release anew, and restore that elsewhere."""
+    journals, archive = home / "runs", into.with_name("home.tar")
+    begun, of_run = (
+        len(list(journals.iterdir())),
+        ("run", "tiny", "--direct", "--file", str(file), "--force", "release"),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(draftsmith, home, *of_run)
+        while len(list(journals.iterdir())) == begun:
+            assert not running.done(), running.result().stderr
+            time.sleep(0.05)
+        saved = draftsmith(home, "backup", str(archive))
+        done = running.result()
+    assert saved.returncode == 0 and done.returncode == 0, saved.stderr + done.stdout + done.stderr
+    restored = draftsmith(into, "restore", str(archive))
+    assert restored.returncode == 0, restored.stderr
 
 
 def test_a_killed_run_ends_with_the_same_weights(finished: Any, tmp_path: Path) -> None:

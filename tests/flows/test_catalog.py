@@ -18,7 +18,9 @@ def test_a_name_is_looked_up_when_it_is_asked_for(file: Path, monkeypatch: pytes
     monkeypatch.delattr(catalog, "garden")
 
 
-def test_a_name_that_is_no_pipeline_is_told_with_the_one_that_was_meant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_no_pipeline_is_told_with_the_one_that_was_meant(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRAFTSMITH_PIPELINES", str(file))
     with pytest.raises(AttributeError, match=r"no pipeline 'gadren' .did you mean 'garden'"):
         _ = catalog.gadren

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -99,6 +101,31 @@ def test_a_moved_home_stays_who_it_was_and_one_from_before_identities_finds_its_
     assert lost == [("version", f"{NAME} version 1")]
     resync(again, judge)  # makes its files from its release
     assert not list(find_damage(again, Store(again))) and answer(again).endswith("2.5")
+
+
+@pytest.mark.parametrize(("answered", "became"), [("y", "was moved here from"), ("n", "is a copy of")])
+def test_who_is_at_a_terminal_is_asked_once_what_a_home_of_another_machine_is(
+    home: Path, make: Any, tmp_path: Path, answered: str, became: str
+) -> None:
+    add(home, make, "k1")
+    before = read_identity(home)
+    assert before is not None
+    came = shutil.copytree(home, tmp_path / "came")
+    elsewhere = {**json.loads((came / "home.json").read_text()), "host": "another-machine"}
+    (came / "home.json").write_text(json.dumps(elsewhere))
+    command = [sys.executable, "-m", "flows.cli", "query", "SELECT 1"]
+    environment = {**os.environ, "DRAFTSMITH_HOME": str(came)}
+    ours, its = pty.openpty()
+    with open(ours, "r+b", buffering=0) as terminal:
+        terminal.write(f"{answered}\n".encode())
+        with open(its, "r+b", buffering=0) as end:
+            subprocess.run(command, env=environment, stdin=end, stderr=end, check=True, timeout=600)
+            said = terminal.read(4096).decode()
+            assert said.count("Was it moved") == 1 and became in said.replace("\r\n", "")
+            again = subprocess.run(command, env=environment, stdin=end, stderr=subprocess.PIPE, check=True, timeout=600)
+    now = read_identity(came)
+    assert again.stderr == b"" and now is not None
+    assert (now.home_id == before.home_id) == (answered == "y") and now.host == before.host
 
 
 def test_a_version_deleted_in_mlflow_does_not_come_back(home: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
