@@ -67,4 +67,5 @@ def test_a_recipe_is_rehearsed_whole_from_configurations_alone(draftsmith: Cli, 
     code, out, err = draftsmith("rehearse", "gpu-drafters", "--file", RECIPES / "pipelines.yaml")
     assert code == 0, out + err
     assert "gpu-drafters: 18 of 18 steps passed" in out
-    assert not [path for path in home.rglob("*") if path.is_file() and "logs" not in path.parts]
+    assert {path.name for path in home.iterdir()} <= {"digests.json", "logs", "rehearsals"}
+    assert not list((home / "rehearsals").iterdir()), "nothing that was made is kept"
