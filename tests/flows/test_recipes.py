@@ -1,4 +1,8 @@
-"""The recipes are right as they stand, and every target that they offer has a configuration to rehearse with."""
+"""The recipes are right as they stand, and every target that they offer has a configuration to rehearse with.
+
+Their costs in docs/recipes.md are the planner's. It takes many seconds to count a training step of EAGLE-3 or DSpark,
+so those rows are tried with the system tests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from pathlib import Path
 import pytest
 from toy_garden import Cli
 
+from benchmarks.recipe_costs import BEGIN, CASES, END, HEAD, PAGE, cells
+from benchmarks.tables import markdown
 from components.targets.config import read_config
 from components.targets.shape import shape_of
 from components.targets.stand_in import shrink
@@ -43,3 +49,23 @@ def test_a_configuration_stands_for_every_target_and_can_be_made_small(model: st
     )
     assert after.hidden_size < before.hidden_size
     assert StandIns(lambda engine: engine).model(model) == model, "with --online the hub itself is read"
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.system] * (case[0] != "native-mtp")) for case in CASES], ids=" ".join
+)
+def test_the_documentation_has_the_costs_that_the_planner_says(case: tuple[str, str]) -> None:
+    table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip().splitlines()
+    assert len(table) == 2 + len(CASES)
+    expected = [*table[:2], table[2 + CASES.index(case)]]
+    assert markdown(HEAD, [cells(*case)]).splitlines() == expected, "run python -m benchmarks.recipe_costs"
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("fresh_fork_server")
+def test_a_recipe_is_rehearsed_whole_from_configurations_alone(draftsmith: Cli, home: Path) -> None:
+    code, out, err = draftsmith("rehearse", "gpu-drafters", "--file", RECIPES / "pipelines.yaml")
+    assert code == 0, out + err
+    assert "gpu-drafters: 18 of 18 steps passed" in out
+    assert {path.name for path in home.iterdir()} <= {"digests.json", "logs", "rehearsals"}
+    assert not list((home / "rehearsals").iterdir()), "nothing that was made is kept"

@@ -11,7 +11,7 @@ from components.contract import UserError
 from components.machine import describe_machine
 from flows.planning.machines import KNOWN, find_machine
 
-NAMED = ("h100", "h200", "b200", "a100", "l40s", "rtx4090", "m4", "epyc9654")
+NAMED = ("h100", "h200", "b200", "b300", "a100", "l40s", "rtx4090", "m4", "epyc9654")
 
 
 def test_every_known_machine_is_whole_and_names_its_sources(tmp_path: Path) -> None:
