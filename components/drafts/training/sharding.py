@@ -5,6 +5,9 @@ their gradients are, which are summed and cut into shares at the same time. So w
 moments, sums of gradients) is divided by the number of processes. What lives during a step is not: a drafter's block
 runs again and again in one, and gathering it anew each time would cost more than the rest of the step. Muon runs on
 shares too: DTensor cuts its products into parts and gathers what each needs.
+
+A checkpoint is whole, in safetensors, and written by the first process (loop.py). torch.distributed.checkpoint is not
+used: its files are pickled, which a reader would have to trust, and a drafter is small enough for one file.
 """
 
 from __future__ import annotations
