@@ -169,11 +169,13 @@ def test_tests_that_are_ended_at_the_limit_leave_what_passed_failed_and_did_not_
         start_new_session=True,
     )
     deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("gpu-tests-*.json")) or states(tmp_path).get("test_long") != "not ended":
-        assert tests.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(tests.pid, signal.SIGKILL)
-    tests.wait()
+    try:
+        while not list(tmp_path.glob("gpu-tests-*.json")) or states(tmp_path).get("test_long") != "not ended":
+            assert tests.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.killpg(tests.pid, signal.SIGKILL)
+        tests.wait()
     record = record_in(tmp_path, "gpu-tests")
     assert record["counts"] == {"passed": 1, "failed": 1, "skipped": 1, "not ended": 1, "not run": 1}
     assert states(tmp_path) == {
@@ -201,3 +203,19 @@ def test_tests_of_every_file_that_names_the_marker_are_collected() -> None:
     marker = "mark" + ".gpu"
     named = {file for file in (ROOT / "tests").rglob("test_*.py") if marker in file.read_text(encoding="utf-8")}
     assert found == {str(file.relative_to(ROOT)) for file in named} and len(found) > 1
+
+
+def test_a_training_step_is_timed_and_its_attention_beside_torchs_own() -> None:
+    """Attention is timed where steps are, and once for both ways of keeping activations."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"head_dim": 16, "vocab_size": 512, "draft_vocab_size": 128, "ttt_steps": 3}
+    case = {"shape": shape, "tokens": 64, "threads": 1, "optimizer": "adamw", "estimate": True}
+    for steps, recompute in ((3, False), (2, True)):
+        text = json.dumps({**case, "steps": steps, "recompute": recompute})
+        command = [sys.executable, "-m", "benchmarks.training_memory_worker", text]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert 0 < answer["held_bytes"] <= answer["peak_bytes"] and answer["step_seconds"] > 0
+        timed = {way: found["seconds"] > 0 for way, found in answer.get("attention", {}).items()}
+        assert timed == ({} if recompute else {"ours": True, "fused": True})
