@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,8 +88,8 @@ def sweep(
     processes: int,
     tokens: int,
     num_threads: int,
-) -> list[dict[str, Any]]:
-    """Both ways of launching; one record each: its facts, and the median of every cell in ms."""
+) -> Iterator[dict[str, Any]]:
+    """Both ways of launching; one record each when it is done: its facts, and the median of every cell in ms."""
     numbers = itertools.count(2)
 
     def context() -> Context:
@@ -105,7 +105,6 @@ def sweep(
     draft = make_draft(root / "draft", target, device)
     num_test = max(8, *batch_sizes)
     prompts = collect_prompts(num_train=0, num_validation=0, num_warm_up=0, num_test=num_test, ctx=context())
-    records = []
     for graphs in (False, True):
         started = time.perf_counter()
         made = measure_step_cost(
@@ -126,15 +125,12 @@ def sweep(
         clocks = [c.clock_mhz for c in read_rows(made.path, CostCell) if c.clock_mhz is not None]
         known = ("kernel", "num_processes", "num_blocks", "ended", "precision_reached")
         names = (*known, "timer_overhead_ns", "device_state", "left_out", "medians_ms")
-        records.append(
-            {
-                "graphs": graphs,
-                "seconds": round(time.perf_counter() - started, 1),
-                "clock_mhz_range": [min(clocks), max(clocks)] if clocks else None,
-                **{name: made.info[name] for name in names},
-            }
-        )
-    return records
+        yield {
+            "graphs": graphs,
+            "seconds": round(time.perf_counter() - started, 1),
+            "clock_mhz_range": [min(clocks), max(clocks)] if clocks else None,
+            **{name: made.info[name] for name in names},
+        }
 
 
 def main() -> None:
@@ -153,9 +149,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("gpu_sweep: no CUDA device that torch can use; --device cpu --shape tiny tries the program")
+    numbers: dict[str, Any] = {"shape": asked.shape, "dtype": asked.dtype, "sweeps": []}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            records = sweep(
+            for record in sweep(
                 Path(folder),
                 describe_machine(asked.device),
                 shape=asked.shape,
@@ -168,18 +165,17 @@ def main() -> None:
                 processes=asked.processes,
                 tokens=asked.tokens,
                 num_threads=asked.threads,
-            )
+            ):
+                print(f"graphs {record['graphs']}: {record['seconds']} s, left out: {record['left_out'] or 'nothing'}")
+                for name, milliseconds in record["medians_ms"].items():
+                    print(f"  {name:44} {milliseconds:9.4f} ms", flush=True)
+                numbers["sweeps"].append(record)
+                if asked.device != "cpu":  # after each: one that is ended costs not the other
+                    print(f"written: {write_record('gpu-sweep', numbers, device='cuda').relative_to(ROOT)}", flush=True)
         except UserError as error:
             raise SystemExit(str(error)) from error
-    for record in records:
-        print(f"graphs {record['graphs']}: {record['seconds']} s, left out: {record['left_out'] or 'nothing'}")
-        for name, milliseconds in record["medians_ms"].items():
-            print(f"  {name:44} {milliseconds:9.4f} ms")
     if asked.device == "cpu":
         print("a try on the CPU: no record")
-        return
-    file = write_record("gpu-sweep", {"shape": asked.shape, "dtype": asked.dtype, "sweeps": records}, device="cuda")
-    print(f"written: {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from components.files import write_whole
 from components.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,10 +24,11 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
-def write_record(name: str, numbers: Mapping[str, Any], *, device: str = "cpu") -> Path:
+def write_record(name: str, numbers: Mapping[str, Any], *, device: str = "cpu", folder: Path = RESULTS) -> Path:
     """Write benchmarks/results/NAME-DATE.json and return its path; a record is never overwritten by another day's.
 
-    device: what was measured on ("cpu", "cuda"); the machine's description names it.
+    device: what was measured on ("cpu", "cuda"); the machine's description names it. A reader, or a kill, finds the
+    record as it was before or whole.
     """
     now = datetime.now(UTC)
     machine = dataclasses.asdict(describe_machine(device))
@@ -36,7 +38,7 @@ def write_record(name: str, numbers: Mapping[str, Any], *, device: str = "cpu") 
         "commit": commit(),
         "machine": machine,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"{name}-{now:%Y-%m-%d}.json"
-    file.write_text(json.dumps({**record, **numbers}, indent=1) + "\n", encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{now:%Y-%m-%d}.json"
+    write_whole(file, json.dumps({**record, **numbers}, indent=1) + "\n")
     return file

@@ -2,10 +2,12 @@
 
 Every case runs in a process of its own, one after the other, under bfloat16 autocast with AdamW: ours with and without
 `recompute`, ours at an earlier commit, and speculators'. All tokens are an answer's. Peak is the process's resident set
-from the first step on, and is no timing; seconds are printed for orientation alone.
+from the first step on, or the GPU's memory. The seconds of one step are no timing. `--steps` takes more of ours, whose
+median is one, and times a step's attention alone, beside torch's own over the same causal part: the difference is what
+a fused kernel could save of the step.
 
     python -m benchmarks.training_memory [--shape 8b] [--cases ours:2048 theirs:2048 recompute:4096 before:1024]
-        [--float32-products]
+        [--steps 6] [--float32-products]
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ def main() -> None:
         "--cases", nargs="+", type=side_and_tokens, default=USUAL, metavar="SIDE:TOKENS", help=f"of {SIDES}"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that torch uses")
+    parser.add_argument("--steps", type=int, default=1, help="optimiser steps of ours; above 1: timings")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="on cuda ours alone can be measured")
     parser.add_argument(
@@ -113,7 +116,7 @@ def main() -> None:
     if asked.device == "cuda":
         asked.cases = [case for case in asked.cases if case[0] in ("ours", "recompute")]
     common = {"shape": SHAPES[asked.shape], "threads": asked.threads, "optimizer": asked.optimizer, "recompute": False}
-    common |= {"device": asked.device, "float32_products": asked.float32_products}
+    common |= {"device": asked.device, "float32_products": asked.float32_products, "steps": asked.steps}
     name = f"training-memory-{asked.shape}" + ("" if asked.device == "cpu" else f"-{asked.device}")
     rows: list[dict[str, Any]] = []
     numbers = {"speculators": VERSION, "before": BEFORE, "shape": common["shape"], "optimizer": asked.optimizer}
@@ -124,7 +127,9 @@ def main() -> None:
         if estimate := answer.get("estimated_bytes"):
             row["estimate_over_peak"] = estimate / answer["peak_bytes"]
         rows.append(row)
-        text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.1f} s"
+        text = answer.get("failed") or f"peak {answer['peak_bytes'] / 1e9:6.2f} GB, {answer['step_seconds']:6.2f} s"
+        if alone := answer.get("attention"):
+            text += f", attention {alone['ours']['seconds']:.3f} s (torch's own {alone['fused']['seconds']:.3f})"
         ratio = row.get("estimate_over_peak")
         print(f"{side:10} {tokens:6} tokens  {text}{f'  estimate {ratio:.2f} of it' if ratio else ''}", flush=True)
         # After every case: one of hours that is ended costs no other.

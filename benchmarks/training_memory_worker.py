@@ -10,8 +10,10 @@ multiplied is then made float32 a slice at a time: the same tensors exist, and s
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
+import statistics
 import sys
 import time
 from contextlib import ExitStack, nullcontext
@@ -20,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -127,6 +130,51 @@ def held_by(device: torch.device) -> int:
     return torch.cuda.memory_allocated() if device.type == "cuda" else status("VmRSS")
 
 
+def attention_alone(
+    shape: dict[str, Any], num_tokens: int, device: torch.device, times: int
+) -> dict[str, dict[str, float]]:
+    """A step's attention forwards and backwards, in bfloat16: ours, and torch's own without the later steps' columns.
+
+    Seconds are the median of so many times after the first; bytes, of a GPU, are those beyond what goes in.
+    """
+    from components.drafts.methods.training_time_test import joined_attention
+    from components.drafts.network.layers import CausalMask, Sight
+
+    heads, num_steps = shape["num_key_value_heads"], shape["ttt_steps"]
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(1, heads, *size, shape["head_dim"], dtype=torch.bfloat16, device=device).requires_grad_()
+
+    queries, keys, values = draw(shape["num_attention_heads"] // heads, num_tokens), draw(num_tokens), draw(num_tokens)
+    later = [(draw(num_tokens), draw(num_tokens)) for _ in range(num_steps - 1)]
+    inputs = [queries, keys, values, *itertools.chain(*later)]
+    sight = Sight(CausalMask(num_tokens, device), torch.arange(num_tokens, device=device)[None])
+
+    def ours(step: int) -> Tensor:
+        return joined_attention(queries, keys, values, sight, later[:step])
+
+    def fused(_: int) -> Tensor:
+        whole = queries.flatten(1, 2)
+        return F.scaled_dot_product_attention(whole, keys, values, is_causal=True, enable_gqa=True)
+
+    answer = {}
+    for way in (ours, fused):
+        seconds, before = [], held_by(device)
+        for _ in range(times + 1):
+            start = time.perf_counter()
+            mixed = [way(step) for step in range(num_steps)]
+            torch.autograd.grad(mixed, inputs, [torch.ones_like(one) for one in mixed], allow_unused=True)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            if len(seconds) == 1 and device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+        answer[way.__name__] = {"seconds": statistics.median(seconds[1:])}
+        if device.type == "cuda":
+            answer[way.__name__]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    return answer
+
+
 def main() -> None:
     """Measure one case and print it as JSON."""
     case = json.loads(sys.argv[1])
@@ -157,19 +205,25 @@ def main() -> None:
     optimizer = Optimizer(draft, case["optimizer"], weight_decay=0.01, muon_lr_scale=1.0)
     optimizer.update(sum(weight.sum() for weight in draft.parameters()) * 0.0, 0.0, clip_norm=1.0)  # makes the moments
     held, start = held_by(device), time.perf_counter()
-    draft.zero_grad(set_to_none=True)
-    with products, torch.autocast(device.type, dtype=torch.bfloat16), ExitStack() as settings:
-        if case["recompute"]:
-            from components.drafts.network.recompute import recomputing_blocks
+    ends, steps = [start], case.get("steps", 1)
+    for _ in range(steps):
+        draft.zero_grad(set_to_none=True)
+        with products, torch.autocast(device.type, dtype=torch.bfloat16), ExitStack() as settings:
+            if case["recompute"]:
+                from components.drafts.network.recompute import recomputing_blocks
 
-            settings.enter_context(recomputing_blocks(True))
-        result = draft.losses(batch)
-    with products:
-        optimizer.update(result.loss, 1e-4, clip_norm=1.0)
-    loss = float(result.loss.detach())  # waits for the device
-    seconds = time.perf_counter() - start
+                settings.enter_context(recomputing_blocks(True))
+            result = draft.losses(batch)
+        with products:
+            optimizer.update(result.loss, 1e-4, clip_norm=1.0)
+        loss = float(result.loss.detach())  # waits for the device
+        ends.append(time.perf_counter())
+    seconds = statistics.median(end - begin for begin, end in itertools.pairwise(ends[min(1, steps - 1) :]))
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else status("VmHWM")
-    print(json.dumps({**answer, "peak_bytes": peak, "held_bytes": held, "step_seconds": seconds, "loss": loss}))
+    answer |= {"peak_bytes": peak, "held_bytes": held, "step_seconds": seconds, "loss": loss}
+    if steps > 1 and case.get("estimate") and not case["recompute"]:
+        answer["attention"] = attention_alone(shape, num_tokens, device, steps)
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

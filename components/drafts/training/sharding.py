@@ -4,7 +4,8 @@ The drafter as a whole is one unit: its weights are gathered before the losses o
 their gradients are, which are summed and cut into shares at the same time. So what lasts from step to step (weights,
 moments, sums of gradients) is divided by the number of processes. What lives during a step is not: a drafter's block
 runs again and again in one, and gathering it anew each time would cost more than the rest of the step. Muon runs on
-shares too: DTensor cuts its products into parts and gathers what each needs.
+shares too: DTensor cuts its products into parts and gathers what each needs. A checkpoint is safetensors of the whole
+drafter: torch.distributed.checkpoint is not used, since it pickles, and what is unpickled would have to be trusted.
 """
 
 from __future__ import annotations

@@ -11,19 +11,21 @@ from components.contract import Machine
 def test_a_sweep_times_every_cell_with_and_without_recorded_passes(
     tmp_path: Path, machine: Machine, here_instead: None
 ) -> None:
-    records = sweep(
-        tmp_path,
-        machine,
-        shape="tiny",
-        device="cpu",
-        dtype="float32",
-        batch_sizes=[1, 2],
-        kv_lengths=[32],
-        depths=1,
-        seconds=0.1,
-        processes=1,
-        tokens=16,
-        num_threads=1,
+    records = list(
+        sweep(
+            tmp_path,
+            machine,
+            shape="tiny",
+            device="cpu",
+            dtype="float32",
+            batch_sizes=[1, 2],
+            kv_lengths=[32],
+            depths=1,
+            seconds=0.1,
+            processes=1,
+            tokens=16,
+            num_threads=1,
+        )
     )
     assert [record["graphs"] for record in records] == [False, True]
     for record in records:
