@@ -55,7 +55,7 @@ def reopen_release(target: Target, release: Release, drafts: list[Draft], *, ctx
     trial, by_key = Trial.of(target), {draft.key: draft for draft in drafts}
     formats = read_release(release.path)["formats"]
     went: dict[str, str] = {}
-    for name, written in formats.items():
+    for name, written in sorted(formats.items()):
         went[name] = _reopen(release.path / name, written, by_key[written["draft_key"]], trial)
         ctx.progress(len(went), len(formats), "formats")
     ctx.note(", ".join(f"{name}: {how}" for name, how in went.items()) or "it has no format that engines load")
