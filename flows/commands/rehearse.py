@@ -134,17 +134,17 @@ def _misfits(plan: Plan, params: Params, on: str, file: Path) -> tuple[str, ...]
 
     machine = find_machine(on or HERE, file)
     try:
-        found = estimate_run(plan.pipeline, params, machine, file, Store(), plan.packages, training=bool(on)).faults
+        faults = estimate_run(plan.pipeline, params, machine, file, Store(), plan.packages, training=bool(on)).faults
     except UserError as error:
-        found = tuple(str(error).splitlines())
+        faults = tuple(str(error).splitlines())
     if not on:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        if found:
-            echo(f"the real run does not fit this machine: {found[0]}{more}; --on MACHINE holds it against another")
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        if faults:
+            echo(f"the real run does not fit this machine: {faults[0]}{more}; --on MACHINE holds it against another")
         return ()
-    for fault in found:
+    for fault in faults:
         echo(f"does not fit {on}: {fault}")
-    return found
+    return faults
 
 
 def run_all(plan: Plan, store: Store, display: Display) -> dict[str, Rehearsed]:
