@@ -63,6 +63,7 @@ LATE: dict[str, str] = {
     "flows/commands/check.py": "`plan --on` sizes models and drafters with torch, `check` and `plan` answer at once",
     "flows/commands/inspect.py": "`validate` needs torch, `show` and `query` do not",
     "flows/commands/homes.py": "charts take a second to load, and `du`, `gc` and `backup` draw none",
+    "flows/commands/rehearse.py": "as `plan --on`; `night` runs a night without it",
     "flows/commands/removal.py": "prepare() prepares Prefect's settings",
     "flows/commands/run.py": "Prefect's settings are read from the environment that prefect_server() prepares",
     "flows/commands/services.py": "prepare() prepares Prefect's settings; `status` does without what `doctor` examines",
