@@ -68,6 +68,7 @@ LATE: dict[str, str] = {
     "flows/commands/run.py": "Prefect's settings are read from the environment that prefect_server() prepares",
     "flows/commands/services.py": "prepare() prepares Prefect's settings; `status` does without what `doctor` examines",
     "components/speedup/imported/rows.py": "choose-depth answers at once, and few rows are Parquet files",
+    "components/pipeline_checks/verdict_prompts.py": "reading rows loads pyarrow, and few pipelines have a small file",
     "components/publish/release/mlflow_model.py": "MLflow runs it when it logs a version, which needs no torch",
     "components/drafts/training/sharding.py": "FSDP2 takes a second to load, and few drafters are trained in shares",
     "components/targets/quantised.py": "transformers' quantisers take a second to load, and few targets need them",

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.commands.run_output import duration
+from components.tables import duration
 from flows.commands.terminal import echo, print_answer
-from flows.planning.estimate import NOT_COUNTED, Estimator, RunEstimate
+from flows.planning.estimate import NOT_COUNTED, Estimator, RunEstimate, configs_beside
 from flows.planning.external_inputs import Sources
 from flows.planning.machines import PlannedMachine, find_machine
-from flows.planning.rehearsal import StandIns
 from flows.planning.wiring import wire
 from flows.planning.workload import in_bytes
 from flows.spec.params import parse_params, resolve_params
@@ -53,8 +52,7 @@ def estimate_run(
             if step.address == "drafts.train_draft" or of_drafts.intersection(step.input_names()):
                 of_drafts.add(step.name)
         wiring = dataclasses.replace(wiring, steps=tuple(one for one in wiring.steps if one.name not in of_drafts))
-    configs = StandIns(_no_server, configs=file.resolve().parent / "configs")
-    return Estimator(machine, store, configs.model).run(wiring, pipeline, sources.artifacts)
+    return Estimator(machine, store, configs_beside(file)).run(wiring, pipeline, sources.artifacts)
 
 
 def print_on(
@@ -131,7 +129,3 @@ def _print(
 
 def _or_none(number: int) -> str:
     return in_bytes(number) if number else ""
-
-
-def _no_server(engine: str) -> str:
-    raise AssertionError(f"an estimate asks no server, and {engine} was asked for")
