@@ -1,9 +1,16 @@
-"""A failed check of a gate in words: what was measured, what was asked, and what to do."""
+"""What a verdict asks, in words: a failed check of a gate, and prompts too few for any verdict.
+
+Of a check it is said what was measured, what was asked, and what to do. Prompts are there long before the verdict:
+settings that cannot give enough are refused when a pipeline is checked, a small file with too few rows is told then,
+and prompts that turn out too few end the run as soon as they are collected or mixed, before a drafter is trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from components.positions import MUST_HOLD_MOST
 
 _AGAIN: Final = "measure it again, best on a machine with nothing else to do"
 _MORE_PROMPTS: Final = "give the step that collects prompts a larger num_test"
@@ -79,3 +86,57 @@ def limit_in_words(bound: str) -> str:
     for sign, words in ((">=", "at least"), ("<=", "at most"), (">", "more than"), ("<", "less than")):
         bound = bound.replace(f"{sign} ", f"{words} ")
     return bound
+
+
+class PromptThresholds(NamedTuple):
+    """How many prompts a number needs behind it.
+
+    decide: for a verdict, and for promotion. How prompts differ is known from them alone: one says nothing of it, and
+        three hardly anything. Four let a trial run decide.
+    context: near one context length, for an acceptance length of its own; below it all prompts speak for the length.
+    warn: fewer raise a flag: intervals hold, but are too wide to tell depths or drafters apart.
+    """
+
+    decide: int = 4
+    context: int = 8
+    warn: int = 64
+
+
+PROMPTS: Final = PromptThresholds()
+_DECIDES: Final = ("speedup.choose_depth", "speedup.confirm_depth", "speedup.confirm_stop")
+"""Steps that end in a verdict over what MUST_HOLD_MOST measured."""
+_LIMITS: Final = ("num_test", "num_prompts")
+"""Settings that say how many test prompts there are at most."""
+
+
+class Evidence(NamedTuple):
+    """What one input of a step that decides was measured by, and with which prompts; names of steps or of outside."""
+
+    decides: str
+    measured: tuple[str, ...]
+    prompts: tuple[str, ...]
+
+
+def evidence_of(steps: Mapping[str, tuple[str, Mapping[str, str | list[str]]]]) -> Iterator[Evidence]:
+    """The evidence of every verdict of a pipeline. steps: name -> (address, inputs)."""
+    for name, (address, inputs) in steps.items():
+        for value in inputs.values() if address in _DECIDES else ():
+            names = [value] if isinstance(value, str) else value
+            measured = tuple(each for each in names if each in steps and steps[each][0] in MUST_HOLD_MOST)
+            prompts = dict.fromkeys(str(steps[each][1].get("prompts", "")) for each in measured)
+            if measured:
+                yield Evidence(name, measured, tuple(prompts))
+
+
+def too_few_prompts(number: int, settings: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with so many test prompts for a verdict and what gives more; "" for enough of them.
+
+    settings: of the steps that choose them.
+    """
+    if number >= PROMPTS.decide:
+        return ""
+    limit = next((name for each in settings for name in _LIMITS if each.get(name, PROMPTS.decide) < PROMPTS.decide), "")
+    percent = min((each.get("evaluation_percent", 100) for each in settings), default=100)
+    rows = "give more rows" + f", or raise evaluation_percent from {percent}" * (percent < 100)
+    more = f"set {limit} to {PROMPTS.decide} or more" if limit else rows
+    return f"a verdict needs {PROMPTS.decide} test prompts, there {'is' if number == 1 else 'are'} {number}: {more}"

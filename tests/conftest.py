@@ -32,6 +32,7 @@ LONGEST = (
     "test_execution_clusters",
     "test_killed_services",
     "test_rehearse",
+    "test_planted_faults",
     "test_eaglechat_mini",
     "test_secrets",
     "test_shared_store",

@@ -1,5 +1,5 @@
 """Publish drafters: checkpoint formats with exact checks, engine profiles, the model card, and the MLflow model."""
 
-from components.publish.steps import export_release, try_release, upload_release
+from components.publish.steps import export_release, reopen_release, try_release, upload_release
 
-__all__ = ["export_release", "try_release", "upload_release"]
+__all__ = ["export_release", "reopen_release", "try_release", "upload_release"]

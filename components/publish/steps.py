@@ -46,6 +46,22 @@ def try_release(
     return run(**arguments)
 
 
+def reopen_release(target: Target, release: Release, drafts: list[Draft], *, ctx: Context) -> Page:
+    """Reopen every format of a release and decode with it, as a rehearsal does after each release.
+
+    The draft tokens must be those of the drafter it was made of, and decoding must change no token. What only another
+    program opens is `unopened`; where a format rounds weights (`rounded`), decoding alone is compared.
+
+    Args:
+        target: the model that the drafters serve.
+        release: what publish.export_release made.
+        drafts: those that it was given.
+    """
+    from components.publish.release.reopen import reopen_release as run
+
+    return run(target, release, drafts, ctx=ctx)
+
+
 def export_release(
     target: Target,
     drafts: list[Draft],

@@ -29,6 +29,7 @@ import numpy as np
 
 from components.contract import Context, DepthPolicy, Measurements, Prompts, UserError
 from components.policy import WeightsCost, read_policy
+from components.refusals import PROMPTS
 from components.rows import (
     ALL,
     NAMES_OF_CHANGES,
@@ -41,7 +42,7 @@ from components.rows import (
     read_rows,
     write_rows,
 )
-from components.speedup.bootstrap import PROMPTS, Estimate, draw_weights, pooled_ratio
+from components.speedup.bootstrap import Estimate, draw_weights, pooled_ratio
 from components.speedup.prediction.replay import acceptance_length
 
 UNKNOWN = "unknown"  # the language of a prompt without one

@@ -30,10 +30,12 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from components.refusals import PROMPTS
 
 _NORMAL = NormalDist()
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -86,23 +88,6 @@ def _area(angle: float, dof: float) -> float:
 
 Floats = NDArray[np.float64]
 _EMPTY: Floats = np.zeros(0)
-
-
-class PromptThresholds(NamedTuple):
-    """How many prompts a number needs behind it.
-
-    decide: for a verdict, and for promotion. How prompts differ is known from them alone: one says nothing of it, and
-        three hardly anything. Four let a trial run decide.
-    context: near one context length, for an acceptance length of its own; below it all prompts speak for the length.
-    warn: fewer raise a flag: intervals hold, but are too wide to tell depths or drafters apart.
-    """
-
-    decide: int = 4
-    context: int = 8
-    warn: int = 64
-
-
-PROMPTS: Final = PromptThresholds()
 
 
 def draw_weights(num_units: int, num_draws: int, rng: np.random.Generator) -> Floats:

@@ -34,9 +34,10 @@ from components.policy import (
     served_choices,
     served_depths,
 )
+from components.refusals import PROMPTS
 from components.rows import ALL, AcceptanceMap, CostCell, DepthChoice, PredictionKey, QualityFlag, read_rows
 from components.speedup.acceptance_changes import rounded_of, weights_costs
-from components.speedup.bootstrap import PROMPTS, Estimate, losses, near_best, p_best
+from components.speedup.bootstrap import Estimate, losses, near_best, p_best
 from components.speedup.policy_markdown import policy_summary, write_policy
 from components.speedup.prediction.costs import CostTable, Setting, contexts_of, cost_table, round_cost, select_depths
 from components.speedup.prediction.flags import QualityIssue, baseline_flags, prediction_flags, thread_flags

@@ -32,8 +32,8 @@ from components.policy import (
     served_choices,
 )
 from components.promotion import Margins
+from components.refusals import PROMPTS
 from components.rows import ALL, CostCell, DepthChoice, DepthEval, QualityFlag, Request, read_rows
-from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.promotion_rule import champion_checks, with_comparison
 from components.speedup.measured import (
     arm_of,

@@ -23,8 +23,9 @@ from components import definitions
 from components.definitions import has_decoding, timed_pairs
 from components.methods import is_trained
 from components.policy import MeasuredArm, Policy, PromptCounts
+from components.refusals import PROMPTS
 from components.rows import ALL, DepthChoice, DepthEval, QualityFlag, Request, grouped
-from components.speedup.bootstrap import PROMPTS, Estimate
+from components.speedup.bootstrap import Estimate
 from components.speedup.comparison.paired import SpeedRatio, speed_ratio
 from components.speedup.prediction.flags import MAX_PREDICTION_GAP, MIN_ROUNDS, QualityIssue
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from components.contract import UserError
 from components.pipeline_checks.files_there import files_not_there
+from components.pipeline_checks.verdict_prompts import SeenStep, few_prompts
 from flows.commands.terminal import (
     DEFAULT_FILE,
     Device,
@@ -38,6 +39,9 @@ def check(file: File = DEFAULT_FILE) -> None:
     echo(f"{file.name} is right: {counts}")
     for line in dict.fromkeys(line for wiring in wired.values() for line in files_not_there(wiring.steps)):
         echo(f"not there yet: {file.name}:{line}")
+    steps = [[SeenStep(s.name, s.line, s.address, s.settings, s.inputs) for s in each.steps] for each in wired.values()]
+    for line in dict.fromkeys(line for of_one in steps for line in few_prompts(of_one)):
+        echo(f"too few prompts: {file.name}:{line}")
 
 
 def plan(
@@ -76,6 +80,9 @@ def plan(
         echo(planned.mermaid())
     else:
         print_plan(planned, out)
+        steps = [SeenStep(s.name, s.line, s.uses, s.settings, s.inputs) for s in planned.steps if not s.reused]
+        for line in few_prompts(steps):
+            echo(f"too few prompts: {file.name}:{line}")
     return 0
 
 

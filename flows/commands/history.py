@@ -16,9 +16,8 @@ import typer
 
 from components.contract import UserError
 from components.outside_json import JsonObject
-from components.tables import format_estimate
+from components.tables import duration, format_estimate
 from components.text import shorten
-from flows.commands.run_output import duration
 from flows.commands.terminal import echo, out, print_answer, print_json_object
 from flows.planning.step_signature import resolve
 from flows.spec.references import NAMED_VERSION

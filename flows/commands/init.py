@@ -16,9 +16,9 @@ from components.engines.profiles import PROFILES
 from components.outside_json import JsonObject, read_object
 from components.pipeline_checks.positions import positions_of
 from components.positions import ROOM_FOR_GUESSES, SHORTEST_CACHE
+from components.tables import duration
 from components.targets.source import BUILTIN, local_folder
 from flows.commands.plan_on import estimate_run
-from flows.commands.run_output import duration
 from flows.commands.terminal import DEFAULT_FILE, Invocation, echo
 from flows.planning.machines import find_machine
 from flows.planning.plan import check_file

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from components.contract import UserError
 from components.data.formats.chats import dropped_examples
+from components.tables import duration
 from components.text import shorten
-from flows.commands.run_output import duration
 from flows.commands.terminal import Format, Params, echo, named_values, out, print_answer, print_in
 from storage import journal
 from storage.artifacts.store import Store, default_home

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.commands.run_output import duration
+from components.tables import duration
 from flows.commands.terminal import echo, print_answer
-from flows.planning.estimate import NOT_COUNTED, Estimator, RunEstimate
+from flows.planning.estimate import NOT_COUNTED, Estimator, RunEstimate, configs_beside
 from flows.planning.external_inputs import Sources
 from flows.planning.machines import PlannedMachine, find_machine
-from flows.planning.rehearsal import StandIns
 from flows.planning.wiring import wire
 from flows.planning.workload import in_bytes
 from flows.spec.params import parse_params, resolve_params
@@ -25,9 +24,18 @@ COLUMNS = ("step", "takes", "time by", "memory", "disk", "network")
 
 
 def estimate_run(
-    pipeline: str, params: Sequence[str], machine: PlannedMachine, file: Path, store: Store, packages: tuple[str, ...]
+    pipeline: str,
+    params: Sequence[str],
+    machine: PlannedMachine,
+    file: Path,
+    store: Store,
+    packages: tuple[str, ...],
+    *,
+    training: bool = True,
 ) -> RunEstimate:
     """The estimate of a pipeline with these parameters (NAME=VALUE).
+
+    training: False leaves out drafters and what needs them, whose counting takes longer than all else.
 
     Raises:
         UserError: one line for each thing that is wrong.
@@ -38,8 +46,13 @@ def estimate_run(
     sources = Sources(store)
     device = "cuda" if machine.is_gpu else "cpu"
     wiring = wire(spec, pipeline, values, device=device, outside=sources.kind_of, packages=packages)
-    configs = StandIns(_no_server, configs=file.resolve().parent / "configs")
-    return Estimator(machine, store, configs.model).run(wiring, pipeline, sources.artifacts)
+    if not training:
+        of_drafts = set[str]()
+        for step in wiring.steps:
+            if step.address == "drafts.train_draft" or of_drafts.intersection(step.input_names()):
+                of_drafts.add(step.name)
+        wiring = dataclasses.replace(wiring, steps=tuple(one for one in wiring.steps if one.name not in of_drafts))
+    return Estimator(machine, store, configs_beside(file)).run(wiring, pipeline, sources.artifacts)
 
 
 def print_on(
@@ -116,7 +129,3 @@ def _print(
 
 def _or_none(number: int) -> str:
     return in_bytes(number) if number else ""
-
-
-def _no_server(engine: str) -> str:
-    raise AssertionError(f"an estimate asks no server, and {engine} was asked for")

@@ -62,6 +62,8 @@ def run(
     require_writable(store.home)
     num_to_run = len(planned.steps) - planned.num_reused
     echo(f"{pipeline}: {len(planned.steps)} steps, {planned.num_reused} reused, {num_to_run} to run")
+    if planned.cost:
+        echo(planned.cost)
     with Display(out, width=max(len(step.name) for step in planned.steps)) as display:
         if direct:
             outcome = execute(planned, store, display.on_event, how=how)

@@ -17,6 +17,7 @@ from components.contract import Artifact, DepthPolicy, Measurements, Page, Promp
 from components.data.sources.python_stdlib import STDLIB
 from components.report.summary import summarise
 from components.rows import NAMES_OF_CHANGES
+from components.tables import duration
 from flows.execution.local_run import RunOutcome
 from flows.execution.messages import Event
 from flows.planning.plan import PlannedStep
@@ -118,18 +119,6 @@ class Display:
         self.console.print(
             f"{step.name:<{self.width}}  {what}", markup=False, emoji=False, highlight=False, soft_wrap=True
         )
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 Kind = TypeVar("Kind", bound=Artifact)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.contract import KINDS, Artifact, Conversations, NothingNew, Target
+from components.contract import KINDS, Artifact, Conversations, NothingNew, Prompts, Target
 from components.files import try_lock, wait_for_lock
 from components.machine import describe_machine, num_usable_cores
 from components.outside_json import JsonObject
 from components.positions import positions_fault, prompts_fault, read_prompt_lengths
+from components.refusals import PROMPTS, evidence_of, too_few_prompts
 from components.source_code import code_state
 from flows.execution.messages import (
     ArtifactHandle,
@@ -107,6 +108,8 @@ class Engine:
             self._check_positions(step.name, artifact)
         elif isinstance(artifact, Conversations) and artifact.path.is_dir():
             self._check_prompts(step, artifacts, artifact)
+        elif isinstance(artifact, Prompts):
+            self._check_number(step, {**artifacts, step.name: artifact})
         return artifact
 
     def _check_positions(self, name: str, target: Target) -> None:
@@ -144,6 +147,29 @@ class Engine:
                 self.on_event(step, {"event": "note", "message": f"step '{later.name}': {counted}: it leaves them out"})
         if faults:
             raise InputError(list(faults), ["my-model"] * len(faults))
+
+    def _check_number(self, step: PlannedStep, artifacts: Mapping[str, Artifact]) -> None:
+        """Raise InputError where a verdict that is still to come needs more test prompts than it has with these.
+
+        Traffic waits for another night. Where no step asks for a verdict, few prompts become a note.
+        """
+        settings = {each.name: each.settings for each in self.plan.steps}
+        steps = {each.name: (each.uses, each.inputs) for each in self.plan.steps}
+        verdicts = [evidence for evidence in evidence_of(steps) if step.name in evidence.prompts]
+        for names in [evidence.prompts for evidence in verdicts if not self.plan.step(evidence.decides).reused]:
+            if not all(name in artifacts for name in names):
+                continue  # the last of them tells
+            number = sum(artifacts[name].info.get("num_test", PROMPTS.decide) for name in names)
+            if not (fault := too_few_prompts(number, [settings[name] for name in names if name in settings])):
+                continue
+            if step.uses == "data.collect_traffic":
+                message = f"{fault.partition(':')[0]}; they wait"
+                self.on_event(step, {"event": "nothing_new", "message": message})
+                raise NothingNew(message)
+            raise InputError([f"step '{step.name}': {fault}"], [page_of_step(step.uses)])
+        number = artifacts[step.name].info.get("num_test", 0)
+        if number and not verdicts and (few := too_few_prompts(number, [step.settings])):
+            self.on_event(step, {"event": "note", "message": f"{few} (no step here asks for one)"})
 
     def log_of(self, step: PlannedStep) -> Path:
         """Where the output of this step goes."""

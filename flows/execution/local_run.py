@@ -19,6 +19,7 @@ from components.outside_json import JsonObject
 from components.speedup.comparison.promotion_rule import judge
 from components.tables import format_bytes
 from components.text import message_of
+from flows.execution.cost_ahead import cost_ahead
 from flows.execution.engine import Engine, OnEvent
 from flows.execution.hubs import reach_hubs
 from flows.execution.messages import Event, StepFailed, disk_fault
@@ -72,7 +73,8 @@ def plan_to_run(
     flow_run_id: str = "",
     on_refusal: Callable[[str], None] = lambda _: None,
 ) -> tuple[Plan, Store]:
-    """As `plan_run`; a run that may not reach hubs, or cannot be planned, is recorded as one that failed.
+    """As `plan_run`, with its cost; a run that may not reach hubs, cannot be planned or surely has no room is recorded
+    as one that failed.
 
     how, flow_run_id: as for `execute`. on_refusal: hears the reason of such a run, one line, when it is recorded.
 
@@ -87,7 +89,12 @@ def plan_to_run(
     def require_hubs(declared: PipelineSpec) -> None:
         reach_hubs(pipeline, declared=declared.online, asked=options.online)
 
-    return plan_run(pipeline, params, options, record, require_hubs)
+    plan, store = plan_run(pipeline, params, options, record, require_hubs)
+    try:
+        return replace(plan, cost=cost_ahead(plan, store, options.file)), store
+    except UserError as error:
+        record(store.home, plan.params, "; ".join(str(error).splitlines()))
+        raise
 
 
 def record_unplanned(

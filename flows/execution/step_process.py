@@ -18,6 +18,7 @@ keys of hubs and object stores are there for the steps that fetch and send, and 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import multiprocessing.util
@@ -47,6 +48,7 @@ from components.contract import KINDS, Artifact, Context, Machine, NothingNew, R
 from components.files import locked
 from components.outside_json import JsonObject
 from components.source_code import allow_code
+from components.text import message_of
 from flows.execution.messages import ArtifactHandle, ClusterOrder, Event, OnJson, StepOrder, disk_fault
 from flows.planning.step_signature import resolve
 from flows.planning.this_machine import place_for_sockets
@@ -90,7 +92,7 @@ def run_child(
     preload: tuple[str, ...] = PRELOAD,
 ) -> ChildEnd:
     """Run one step in a child and return how it ended; whatever happens here, the child's whole tree is gone after."""
-    process, connection = _start(order, preload)
+    process, connection = _start(guard, json.dumps(order), f"step {order['key'][:12]}", preload)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else None
     end: ChildEnd | None = None
     try:
@@ -110,13 +112,40 @@ def run_child(
         process.close()
 
 
-def _start(order: StepOrder, preload: tuple[str, ...]) -> tuple[BaseProcess, Connection]:
+def ask_child(function: str, question: JsonObject, timeout_s: float, preload: tuple[str, ...]) -> JsonObject:
+    """The answer of a function of ours, "module:name", that needs the libraries of the steps; {} where it has none."""
+    process, connection = _start(answer, json.dumps([function, question]), function, preload)
+    try:
+        return dict(json.loads(connection.recv_bytes())) if connection.poll(timeout_s) else {}
+    except EOFError:  # it was killed
+        return {}
+    finally:
+        _stop(process)
+        connection.close()
+        process.close()
+
+
+def answer(connection: Connection, question_text: str, environment: dict[str, str]) -> None:
+    """Entry point of the child that answers one question; {"fault": ...} says why there is no answer."""
+    os.environ.clear()
+    os.environ.update(environment)
+    function, question = json.loads(question_text)
+    module, _, name = function.partition(":")
+    try:
+        answered = getattr(importlib.import_module(module), name)(question)
+    except Exception as error:  # no run fails for want of an answer
+        answered = {"fault": message_of(error)}
+    connection.send_bytes(json.dumps(answered).encode())
+
+
+def _start(
+    entry: Callable[[Connection, str, dict[str, str]], object], order_text: str, name: str, preload: tuple[str, ...]
+) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     with _start_lock, _nameless_main(), _environment():
         _keep_sockets_short()
-        told = (sender, json.dumps(order), dict(os.environ))
-        process = context.Process(target=guard, args=told, name=f"step {order['key'][:12]}")
+        process = context.Process(target=entry, args=(sender, order_text, dict(os.environ)), name=name)
         context.set_forkserver_preload(list(preload))
         forkserver.ensure_running()
         process.start()

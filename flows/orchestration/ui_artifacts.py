@@ -104,6 +104,7 @@ class Screen:
     def show_plan(self, *, nothing_runs: bool = False) -> None:
         """The plan as a drawing and, since only a table has room for reasons, as a table."""
         about = f"{len(self.plan.steps)} steps, {self.plan.num_reused} reused, on {self.plan.device}"
+        about += f"; {self.plan.cost}" if self.plan.cost else ""
         if nothing_runs:
             about = f"**A dry run: nothing was run.** {about}"
         rows = [[s.name, s.uses, s.kind, s.key[:12], "reused" if s.reused else s.reason] for s in self.plan.steps]

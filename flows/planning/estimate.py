@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from components.contract import Artifact, UserError
 from components.data.collect.prompts import bytes_of_first_prompts
+from components.outside_json import JsonObject
 from components.positions import read_prompt_lengths
-from flows.planning.machines import PlannedMachine
+from flows.planning.machines import HERE as THIS_MACHINE
+from flows.planning.machines import PlannedMachine, find_machine
+from flows.planning.rehearsal import StandIns
 from flows.planning.remedies import remedy
-from flows.planning.wiring import Wiring
+from flows.planning.wiring import WiredStep, Wiring
 from flows.planning.workload import Kind, Lengths, Stage, Work, Workload, in_bytes, source_of
 from flows.spec.placement import HERE
 from storage.artifacts.records import ArtifactRecord
@@ -98,6 +102,7 @@ class StepEstimate:
     seconds_by: str
     memory: dict[str, int]
     disk: int
+    sure_disk: int
     network: int
     linked: int
     across: int
@@ -142,8 +147,11 @@ class RunEstimate:
 class Estimator:
     """Estimates runs on a machine, with what a home knows of such machines."""
 
-    def __init__(self, machine: PlannedMachine, store: Store, config_of: Callable[[str], str]) -> None:
-        self.machine, self.store, self.config_of = machine, store, config_of
+    def __init__(
+        self, machine: PlannedMachine, store: Store, config_of: Callable[[str], str], *, rough: bool = False
+    ) -> None:
+        """rough: at once, as a run says it before its first step (Workload); one step of the past speaks for others."""
+        self.machine, self.store, self.config_of, self.rough = machine, store, config_of, rough
         self._records: dict[str, ArtifactRecord] = {}
         for key in store.keys():  # noqa: SIM118 (a store is no mapping)
             try:
@@ -161,8 +169,8 @@ class Estimator:
     def run(self, wiring: Wiring, pipeline: str, sources: Mapping[str, Artifact]) -> RunEstimate:
         """Estimate the steps of a pipeline. sources: its outside inputs, by the name of each."""
         measured = self._lengths(pipeline)
-        workload = self._workload(measured | _lengths_seen(wiring, measured))
-        self._outside(workload, sources)
+        workload = self._workload(measured | _lengths_seen(wiring.steps, measured))
+        self._outside(workload, {name: artifact.key for name, artifact in sources.items()})
         steps = []
         for step in wiring.steps:
             inputs = {slot: tuple([names] if isinstance(names, str) else names) for slot, names in step.inputs.items()}
@@ -181,6 +189,13 @@ class Estimator:
                 faults[0] += f": {half}{less}"
         faults += [f"{step.name}: {fault}" for step in steps for fault in step.faults]
         return RunEstimate(tuple(steps), wiring.skipped, self._assumed(workload, steps), tuple(faults))
+
+    def rest(self, pipeline: str, stages: Sequence[Stage], keys: Mapping[str, str]) -> tuple[StepEstimate, ...]:
+        """Estimate the steps of a run that are still to be done. keys: name -> key of what they take that is there."""
+        measured = self._lengths(pipeline)
+        workload = self._workload(measured | _lengths_seen(stages, measured))
+        self._outside(workload, keys)
+        return tuple(self.step(stage, workload.of(stage)) for stage in stages)
 
     def step(self, stage: Stage, work: Work) -> StepEstimate:
         """One step by its work."""
@@ -207,6 +222,7 @@ class Estimator:
             seconds_by=by,
             memory={"program": program, **work.memory, **({MAPPED: work.mapped} if work.mapped else {})},
             disk=work.disk,
+            sure_disk=work.sure_disk,
             network=work.network,
             linked=round(work.linked),
             across=round(work.across),
@@ -267,7 +283,7 @@ class Estimator:
         steps: list[Measured] = []
         method = stage.settings.get("method")
         for key in self._timed.get(stage.address, ()):
-            if len(steps) == MOST_PER_CASE:
+            if len(steps) == (1 if self.rough else MOST_PER_CASE):
                 break
             if any_method or self._records[key]["record"]["settings"].get("method") == method:
                 steps += self._measured(key)
@@ -309,11 +325,11 @@ class Estimator:
         }
         return Stage(key, str(record["uses"]), record["settings"], inputs, self._records[key]["info"])
 
-    def _outside(self, workload: Workload, sources: Mapping[str, Artifact]) -> None:
-        """Let the workload know what outside inputs are: it finds them under their names."""
-        for name, artifact in sources.items():
-            self._go_through(artifact.key, workload, {})
-            workload.name_also(artifact.key, name)
+    def _outside(self, workload: Workload, keys: Mapping[str, str]) -> None:
+        """Let the workload know what is there already, by name -> key: it finds it under the names."""
+        for name, key in keys.items():
+            self._go_through(key, workload, {})
+            workload.name_also(key, name)
 
     def _workload(self, lengths: Mapping[str, Lengths]) -> Workload:
         machine, host = self.machine, self.machine.device.host
@@ -323,6 +339,7 @@ class Estimator:
             lengths=lengths,
             config_of=self.config_of,
             count=machine.count,
+            rough=self.rough,
             host_memory=int(host.memory_gb * 1e9 * machine.count) if host is not None else None,
         )
 
@@ -357,10 +374,34 @@ class Estimator:
         return tuple(words)
 
 
-def _lengths_seen(wiring: Wiring, measured: Mapping[str, Lengths]) -> dict[str, Lengths]:
+def configs_beside(file: Path) -> Callable[[str], str]:
+    """How the configurations of models are found without a hub: in `configs` beside the pipelines file too."""
+    return StandIns(_no_server, configs=file.resolve().parent / "configs").model
+
+
+def _no_server(engine: str) -> str:
+    raise AssertionError(f"an estimate asks no server, and {engine} was asked for")
+
+
+def estimate_rest(question: JsonObject) -> JsonObject:
+    """Estimates of the steps that a run still has to make, {"steps": [...]}: asked by a process that has no torch.
+
+    question: "pipeline", "file", "home"; "stages", (name, address, settings, inputs) of each; "keys" as for `rest`.
+
+    Raises:
+        UserError: a configuration that they need is not on this machine.
+    """
+    file = Path(question["file"])
+    machine, store = find_machine(THIS_MACHINE, file), Store(question["home"])
+    estimator = Estimator(machine, store, configs_beside(file), rough=True)
+    stages = [Stage(name, address, settings, inputs) for name, address, settings, inputs in question["stages"]]
+    return {"steps": [asdict(step) for step in estimator.rest(question["pipeline"], stages, question["keys"])]}
+
+
+def _lengths_seen(steps: Sequence[WiredStep | Stage], measured: Mapping[str, Lengths]) -> dict[str, Lengths]:
     """Mean lengths of the prompts in files of which no length was measured, by `source_of` them."""
     lengths: dict[str, Lengths] = {}
-    for step in wiring.steps:
+    for step in steps:
         if step.address == "data.collect_prompts" and (source := source_of(step.settings)) not in measured:
             file, longest = step.settings["source"], step.settings["max_prompt_characters"]
             try:

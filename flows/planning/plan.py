@@ -84,6 +84,7 @@ class Plan:
     remote_code: models whose own Python code may run in its steps. trial: its releases stay out of the registry.
     retention: what of the home is kept once the run has ended; None: everything. remarks: what a person has to settle
     about its outside inputs, one line each; the run says it as it ends. rehearsed: nobody will use what it measures.
+    cost: what the steps to run take, in one line; "" where nothing is said of it.
     """
 
     pipeline: str
@@ -102,6 +103,7 @@ class Plan:
     retention: RetentionSpec | None = None
     remarks: tuple[str, ...] = ()
     rehearsed: bool = False
+    cost: str = ""
 
     def step(self, name: str) -> PlannedStep:
         """The step of this name."""

@@ -130,6 +130,7 @@ class Work:
     memory: dict[str, int] = field(default_factory=dict)  # of one device, by part, at the peak
     mapped: int = 0  # bytes of files that a process on a CPU has in memory, and gives back where others need it
     disk: int = 0
+    sure_disk: int = 0  # of it, at least, whatever the data turn out to be
     network: int = 0
     devices: int = 1  # of all machines
     machines: int = 1
@@ -159,19 +160,22 @@ class Workload:
         lengths: Mapping[str, Lengths],
         config_of: Callable[[str], str],
         count: int = 1,
+        rough: bool = False,
         host_memory: int | None = None,
     ) -> None:
         """memory: bytes of a device; count: of devices. lengths: by the name of a step, or by `source_of` its prompts,
         where measured. host_memory: bytes beside GPUs; None: not known.
 
-        config_of: a model's name -> what `size_of_model` finds its configuration by.
+        config_of: a model's name -> what `size_of_model` finds its configuration by. rough: training is estimated by
+        the number of its parameters, at once (training_ahead).
         """
         self.on_gpu, self.memory, self.lengths, self.config_of = on_gpu, memory, lengths, config_of
-        self.count, self.host_memory = count, host_memory
+        self.count, self.rough, self.host_memory = count, rough, host_memory
         self.targets: dict[str, TargetSize] = {}
         self.shared: dict[str, tuple[int, bool]] = {}  # targets: among how many devices, and whether they work at once
         self.dtypes: dict[str, Dtype] = {}
         self.rows: dict[str, Rows] = {}
+        self.counted: dict[str, bool] = {}  # answers: whether their tokens are known
         self.live: dict[str, bool] = {}  # features: whether training computes them
         self.stored: dict[str, int] = {}  # features: bytes of hidden states
         self.streams: dict[str, Stream] = {}  # features: of those that are streamed
@@ -198,7 +202,8 @@ class Workload:
 
     def name_also(self, name: str, other: str) -> None:
         """Let what is known of one step be known by another name too."""
-        data = (self.targets, self.shared, self.dtypes, self.rows, self.live, self.stored, self.streams, self.taps)
+        rows = (self.rows, self.counted, self.live, self.stored, self.streams, self.taps)
+        data = (self.targets, self.shared, self.dtypes, *rows)
         for table in (*data, self.drafts, self.methods):
             _also(table, name, other)
 
@@ -362,7 +367,9 @@ class Workload:
             f"{each / 1e3:.1f} kB a token on disk; data.features_on_the_fly stores none and would save"
             f" {in_bytes(rows.tokens * each)}",
         )
-        return replace(work, disk=round(rows.tokens * each), notes=notes)
+        disk = round(rows.tokens * each)
+        sure = disk if self.counted.get(self._input(stage, "answers"), False) else 0
+        return replace(work, disk=disk, sure_disk=sure, notes=notes)
 
     def _features_on_the_fly(self, stage: Stage) -> Work:
         work = self._features(stage, stage.settings["tokens_per_pass"])
@@ -457,7 +464,7 @@ class Workload:
         lengths = RowLengths(max(8, round(rows.length)), max(2, round(rows.answer_tokens)))
         precision = precision_of(settings["precision"], on_gpu=self.on_gpu)
         taps = self.taps.get(features) or taps_of(size.shape.num_layers)
-        ahead = cached_ahead(size, _Frozen({**settings, "method": method}), lengths, taps, dtype, precision)
+        ahead = cached_ahead(size, _Frozen({**settings, "method": method}), lengths, taps, dtype, precision, self.rough)
         self.drafts[stage.name] = ahead
         if ahead is None:
             return Work("uncounted", notes=("it is given its model, or fine-tunes what its target brings",))
@@ -508,6 +515,7 @@ class Workload:
             memory=memory,
             mapped=0 if self.on_gpu else self.stored.get(features, 0),
             disk=5 * ahead.weight_bytes,  # the checkpoint with its moments, the best weights and the drafter
+            sure_disk=ahead.weight_bytes,
             devices=devices,
             machines=nodes,
             notes=tuple(notes),
@@ -572,6 +580,7 @@ class Workload:
         lengths, prompts = self._lengths_of(stage), self._input_rows(stage, "prompts")
         most = stage.settings.get("max_new_tokens") or stage.settings.get("max_tokens", 0)
         rows = replace(prompts, answer_tokens=lengths.answer_share * most, of_shard=stage.settings.get("shard_size", 0))
+        self.counted[stage.name] = bool(stage.info)
         if stage.info:
             counts = stage.info["num_rows"]
             answered = sum(counts.values())
@@ -746,10 +755,16 @@ cached_size = cache(size_of_model)
 
 @cache
 def cached_ahead(
-    size: TargetSize, settings: _Frozen, rows: RowLengths, taps: tuple[int, ...], dtype: Dtype, precision: Dtype
+    size: TargetSize,
+    settings: _Frozen,
+    rows: RowLengths,
+    taps: tuple[int, ...],
+    dtype: Dtype,
+    precision: Dtype,
+    rough: bool,
 ) -> TrainingAhead | None:
     """As training_ahead, worked out once for each case."""
-    return training_ahead(size.shape, settings, rows, taps, dtype=dtype, precision=precision)
+    return training_ahead(size.shape, settings, rows, taps, dtype=dtype, precision=precision, rough=rough)
 
 
 def in_bytes(number: float) -> str:

@@ -36,6 +36,7 @@ PAGE_OF_CHECK = {
     "check_names_and_sizes": "my-data",
     "check_target_positions": "my-model",
     "check_method_known": "methods",
+    "check_verdict_prompts": "my-data",
 }
 """Pages on the rules of components/pipeline_checks."""
 

@@ -13,6 +13,7 @@ from forked import SEED, draftsmith, recorded
 from garden_home import database_template, finished_at, made, new_home, run_garden, write_garden
 from pipeline_builder import pipeline, step
 from small_disk import ENOUGH, can_mount, change, fill, small_disk, used_bytes
+from usual_pipeline import usual
 
 SIZES = int(os.environ.get("DRAFTSMITH_SOAK_DISKS", "150"))
 pytestmark = pytest.mark.skipif(not can_mount(), reason="mounting a small disk needs root")
@@ -139,3 +140,15 @@ def test_every_command_answers_on_a_spoilt_disk(
 def test_a_disk_full_at_every_write(tmp_path: Path) -> None:
     found = recorded("full-disks", lambda: full_at_every_write(tmp_path, SIZES, SEED))
     assert found["faults"] == []
+
+
+def test_a_disk_that_is_surely_too_small_refuses_a_run_before_its_first_step(tmp_path: Path) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(usual("small").text, encoding="utf-8")
+    template = database_template(tmp_path / "template")
+    needed = sum(one.stat().st_size for one in template.rglob("*"))
+    with small_disk(tmp_path / "disk", needed + (3 << 20)) as disk:
+        home = new_home(disk, template)
+        ended = draftsmith("run", "small", "--direct", "--file", str(file), home=home)
+        assert (ended.code, ended.fault) == (2, ""), ended.said
+        assert "MiB of it by draft, and the disk of " in ended.said and finished_at(home) == {}

@@ -37,6 +37,8 @@ LONGEST_IN_ROWS: Final = 4000
 _FILE_SHARES: Final = (("test", 60), ("validation", 90), ("warm_up", 100))
 """Of a hundred held-out stdlib files, 60 give test prompts, the next 30 validation, the last 10 warm-up."""
 _EVALUATION: Final = ("test", "warm_up", "validation")
+_FEWEST_BYTES: Final = 100
+"""Of a row that is counted ahead, roughly: a packed file may hold any number of them."""
 _PRUNE_ABOVE: Final = 1000
 """How many candidates beyond twice the quota are held before the last are dropped, so that memory stays bounded."""
 
@@ -128,11 +130,7 @@ def bytes_of_first_prompts(source: str, most: int, max_prompt_characters: int | 
     """
     if source == STDLIB or source.startswith(PREFIX):
         return []
-    prompts: list[Prompt] = []
-    rows = (row for _, _, rows in _tables(source, lambda *_: None) for _, row in rows)
-    while len(prompts) < most and (row := next(rows, None)) is not None:
-        with suppress(BadRow):  # the step sets it aside, and counts it
-            prompts.append(prompt_of(read_shape(row), "train", "", ""))
+    prompts = _first_prompts(source, most)
     longest = max_prompt_characters or LONGEST_IN_ROWS
     texts = (
         prompt.text or "".join(message["content"] for message in prompt.messages or ())
@@ -140,6 +138,38 @@ def bytes_of_first_prompts(source: str, most: int, max_prompt_characters: int | 
         if prompt.num_characters <= longest
     )
     return [len(text.encode("utf-8", "replace")) for text in texts]
+
+
+def count_test_prompts(settings: Mapping[str, Any], most_bytes: int) -> int | None:
+    """How many test prompts a step with these settings would collect from files of this machine.
+
+    A source `keep_out` is not read, and takes more of them away. None for what is not in such files, and where they
+    have more than `most_bytes` or that many rows: then there are enough for any verdict.
+
+    Raises:
+        UserError: the files cannot be read.
+    """
+    source, most_rows = settings["source"], min(settings["max_rows"], most_bytes // _FEWEST_BYTES)
+    if source == STDLIB or source.startswith(PREFIX) or sum(f.stat().st_size for f in find_files(source)) > most_bytes:
+        return None
+    prompts = _first_prompts(source, most_rows)
+    if len(prompts) == most_rows:
+        return None
+    quotas = {split: settings[f"num_{split}"] for split in (*_EVALUATION, "train")}
+    longest, counts = settings["max_prompt_characters"] or LONGEST_IN_ROWS, Counter[str]()
+    allowed = _allowed(prompts, settings["min_prompt_characters"] or 1, longest, frozenset(), counts)
+    pools = split_prompts(allowed, quotas, counts, seed=0, evaluation_percent=settings["evaluation_percent"])
+    return len(select_prompts(pools, quotas, counts, 0)["test"])
+
+
+def _first_prompts(source: str, most: int) -> list[Prompt]:
+    """The first `most` usable questions of files of this machine."""
+    prompts: list[Prompt] = []
+    rows = (row for _, _, rows in _tables(source, lambda *_: None) for _, row in rows)
+    while len(prompts) < most and (row := next(rows, None)) is not None:
+        with suppress(BadRow):  # the step sets it aside, and counts it
+            prompts.append(prompt_of(read_shape(row), "train", "", ""))
+    return prompts
 
 
 def read_items(

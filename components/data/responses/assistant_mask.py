@@ -193,6 +193,10 @@ class MaskedChat:
     impossible: dict[str, str]
 
 
+NO_MASK = ("masks differ", "fewer than two methods", "the template hides the answers")
+"""Reasons why a row has no mask, those that a template can be to blame for."""
+
+
 class LeftOut(Exception):
     """The row is set aside. reason: the same for all rows with this fault; str() adds details of this row."""
 
@@ -205,8 +209,9 @@ def mask_chat(row: ChatRow) -> MaskedChat:
     """Compute the ids and the mask of a row.
 
     Raises:
-        LeftOut: the methods disagree, fewer than two are possible, or a text of the chat holds a control mark.
-        UserError: the template refuses the chat; or it has answers, and the agreed mask is all zero.
+        LeftOut: the methods disagree, fewer than two are possible, the agreed mask is all zero, or a text of the chat
+            holds a control mark.
+        UserError: the template refuses the chat.
     """
     _refuse_unsafe_text(row)
     text = row.text
@@ -232,8 +237,22 @@ def mask_chat(row: ChatRow) -> MaskedChat:
         if any(begin < start < stop for begin, stop in offsets):
             raise LeftOut("a token lies across the beginning of an answer")
     if not any(masks[first]):
-        raise UserError(f"the mask of a chat with {len(row.answers)} answers is all zero: its template hides answers")
+        raise LeftOut("the template hides the answers", f"no token of {len(row.answers)} is in the mask")
     return MaskedChat(row, ids, masks[first], tuple(spans_by_method), impossible)
+
+
+def refuse_template_without_mask(tokenizer: Any, style: ThinkingStyle, location: str) -> None:
+    """Raises UserError, one line, where the template gives not even a plain question and its answer a mask."""
+    plain = ({"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."})
+    (row,) = rows_of_chat(tokenizer, plain, None, thinking="drop", turns="all", style=style)
+    try:
+        mask_chat(row)
+    except LeftOut as reason:
+        if reason.reason in NO_MASK:
+            raise UserError(
+                f"{location}: by its chat template no assistant's tokens can be told from others ({reason}): give its"
+                " tokenizer another chat_template, or take data.write_answers, whose masks need none"
+            ) from reason
 
 
 def roles_in(row: ChatRow) -> list[Slot]:

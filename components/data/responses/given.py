@@ -38,6 +38,7 @@ from components.data.responses.assistant_mask import (
     ThinkingStyle,
     can_write_thinking,
     mask_chat,
+    refuse_template_without_mask,
     roles_in,
     rows_of_chat,
     thinking_style,
@@ -73,6 +74,7 @@ def write_given_answers(
             "take data.write_answers"
         )
     style = thinking_style(tokenizer)
+    refuse_template_without_mask(tokenizer, style, str(target.info.get("model", "target")))
     limit = min(max_tokens, int(facts["shape"]["max_position_embeddings"]))
     parts = [
         ChatPart(
@@ -235,7 +237,7 @@ def _count_outcomes(notes: Sequence[PartNotes], max_set_aside: float, ctx: Conte
     num_set_aside, num_kept = reasons.total(), counts["kept"]
     assert counts["read"] == num_kept + num_set_aside + counts["no answer"] + counts["too long"]
     most_frequent = "; ".join(f"{number} x {reason}" for reason, number in reasons.most_common(3))
-    if num_set_aside > max_set_aside * (num_kept + num_set_aside):
+    if num_set_aside > max_set_aside * (num_kept + num_set_aside) or (num_set_aside and not num_kept):
         first = next(line["why"] for note in notes for line in note.aside)
         raise UserError(
             f"prompts: {num_set_aside} of {num_kept + num_set_aside} chats are set aside ({most_frequent}; "

@@ -271,10 +271,9 @@ def hub_rows(source: HubSource) -> Iterator[tuple[int, Any]]:
 
 def _open_rows(source: HubSource) -> Any:
     import datasets  # it takes a second, and few sources are data sets of the hub
-    from datasets.utils import tqdm
 
     datasets.disable_progress_bars()  # a run shows its own
-    tqdm.set_lock(threading.RLock())  # the default is shared between processes and outlives a step's process
+    datasets.utils.tqdm.set_lock(threading.RLock())  # the default is shared and outlives a step's process
 
     _check_arrow_files(source)
     if source.folder is not None and any(

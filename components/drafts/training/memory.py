@@ -157,9 +157,6 @@ def sizes_of(order: BatchOrder, rows: Sequence[FeatureRow], most_roots: int) -> 
 
 def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torch.device) -> PeakMemory:
     """The estimate for batches of these sizes."""
-    trained = {name: weight for name, weight in draft.named_parameters() if weight.requires_grad}
-    weights = sum(weight.nbytes for weight in trained.values())
-    matrices = [weight.nbytes for weight in muon_matrices(draft, schedule.optimizer).values()]
     width = draft.target.shape.hidden_size * (len(draft.target.tap_layers) + 1)
     precision = resolve_precision(schedule.precision, device)
     num_tokens = draft.target.shape.vocab_size if draft.student_ids is None else draft.student_ids.numel()
@@ -187,23 +184,31 @@ def peak_of(draft: AbstractDraft, sizes: Sizes, schedule: Schedule, device: torc
     activations = peak(schedule.recompute)
     if schedule.recompute:  # and those of one block, while its gradients are computed
         activations += max(0.0, peak(recompute=False) - activations) / draft.num_steps
-    if schedule.sharding == "full" and schedule.num_ranks > 1:  # shares, also of the weights and of summed gradients
-        optimiser = (4 * weights - sum(matrices)) // schedule.num_ranks
-    else:  # AdamW's moments, and the momentum of the process that steps the most matrices
-        owners = shared_out(matrices, schedule.num_ranks)
-        loads = [
-            sum(size for size, owner in zip(matrices, owners, strict=True) if owner == rank) for rank in set(owners)
-        ]
-        optimiser = 2 * (weights - sum(matrices)) + max(loads, default=0)
+    gradients, optimiser = between_steps(draft, schedule)
     return PeakMemory(
         held=torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss,
-        # The largest is there twice while a second use of it adds to its gradient.
-        gradients=weights + max(weight.nbytes for weight in trained.values()),
+        gradients=gradients,
         optimiser=optimiser,
         features=sizes.columns * width * 4,
         activations=int(activations),
         logits=int(logits),
     )
+
+
+def between_steps(draft: AbstractDraft, schedule: Schedule) -> tuple[int, int]:
+    """Bytes of gradients and of the optimiser's state: of a drafter alone, whatever the batches are."""
+    weights = [weight.nbytes for weight in draft.parameters() if weight.requires_grad]
+    matrices = [weight.nbytes for weight in muon_matrices(draft, schedule.optimizer).values()]
+    if schedule.sharding == "full" and schedule.num_ranks > 1:  # shares, also of the weights and of summed gradients
+        optimiser = (4 * sum(weights) - sum(matrices)) // schedule.num_ranks
+    else:  # AdamW's moments, and the momentum of the process that steps the most matrices
+        owners = shared_out(matrices, schedule.num_ranks)
+        loads = [
+            sum(size for size, owner in zip(matrices, owners, strict=True) if owner == rank) for rank in set(owners)
+        ]
+        optimiser = 2 * (sum(weights) - sum(matrices)) + max(loads, default=0)
+    # The largest is there twice while a second use of it adds to its gradient.
+    return sum(weights) + max(weights), optimiser
 
 
 def _forward_peak(

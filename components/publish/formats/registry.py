@@ -157,7 +157,7 @@ def read_folder(folder: Path, shape: TargetShape | None = None, format: str = ""
 def reopen_drafter(
     folder: Path, target: AbstractTarget, source: Source, format: str = "", draft_ids: Tensor | None = None
 ) -> AbstractDraft:
-    """The drafter in a folder of any format, loaded in float32 and ready to decode.
+    """The drafter in a folder of any format, loaded in float32 and ready to decode, by kernels that need no timing.
 
     draft_ids: int64 [N], the draft vocabulary in ascending order, for formats that use the target's whole LM head.
     """
@@ -177,7 +177,7 @@ def reopen_drafter(
     check_draft_tensors(folder, tensors, draft.state_dict())
     draft.load_state_dict(tensors)
     draft.eval().requires_grad_(False)
-    draft.prepare_decoding()
+    draft.prepare_decoding(kernel="plain")
     return draft
 
 

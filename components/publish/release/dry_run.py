@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from components.contract import Context, Page, Target, UserError
-from components.decoding.chain import decode
+from components.contract import Context, Page, Target
 from components.drafts.interface import Drafter
 from components.drafts.network.vocabulary import default_size, membership_of, offsets_of
 from components.drafts.settings import resolve_settings, settings_of_method
@@ -26,24 +25,19 @@ from components.html_pages import write_html
 from components.methods import METHODS, MethodName
 from components.outside_json import JsonObject
 from components.publish.formats.gguf import CONVERTER, write_gguf
-from components.publish.formats.interface import DrafterState, Source
+from components.publish.formats.interface import DrafterState
 from components.publish.formats.mtp import stitch
 from components.publish.formats.registry import reopen_drafter, write_format
-from components.publish.release.export import refuse_unserved, source_of
+from components.publish.release.export import refuse_unserved
+from components.publish.release.reopen import Trial, check_stitched, check_unchanged, greedy_drafts
 from components.targets.interface import AbstractTarget
-from components.targets.load import open_target
-
-PROMPT_TOKENS, NEW_TOKENS, DEPTH = 6, 12, 3
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The target and a short text of its own, with which every method is tried."""
+class DryRun:
+    """What every method is tried with."""
 
-    target: AbstractTarget
-    source: Source
-    prompt: list[int]
-    plain: list[int]  # its greedy continuation without a drafter
+    trial: Trial
     vocab_size: int  # draft tokens of each drafter
     engines: list[Engine]
     llama_cpp: str
@@ -62,17 +56,14 @@ def try_release(
 ) -> Page:
     """The step `publish.try_release`; its settings are explained in components/publish/steps.py."""
     torch.set_num_threads(ctx.num_threads)
-    # The plain kernel needs no calibration, and speed does not matter here.
-    opened_target = open_target(target, kernel="plain", dtype="float32")
-    vocab_size = opened_target.shape.vocab_size
+    trial = Trial.of(target)
+    vocab_size = trial.target.shape.vocab_size
     size = min(vocab_size, draft_vocab_size or default_size(vocab_size))
-    prompt = [7 * place % vocab_size for place in range(PROMPT_TOKENS)]
-    plain = decode(opened_target, None, prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True).tokens
-    trial = Trial(opened_target, source_of(target), prompt, plain, size, engines, llama_cpp, ctx)
+    run = DryRun(trial, size, engines, llama_cpp, ctx)
     tried: dict[str, list[str]] = {}
     for done, method in enumerate(methods):
         tried[method] = _try_method(
-            method, resolve_settings(settings_of_method(method, settings), ctx.seed).model_dump(mode="json"), trial
+            method, resolve_settings(settings_of_method(method, settings), ctx.seed).model_dump(mode="json"), run
         )
         ctx.progress(done + 1, len(methods), "methods")
     _write_page(ctx.out, tried, settings, engines)
@@ -81,85 +72,56 @@ def try_release(
     return Page.of_step(ctx, {"tried": tried, "engines": list(engines), "target_key": target.key})
 
 
-def _try_method(method: str, settings: JsonObject, trial: Trial) -> list[str]:
+def _try_method(method: str, settings: JsonObject, run: DryRun) -> list[str]:
     """Try one method; returns the formats in which its untrained drafter was written and read back."""
-    source, ctx = trial.source, trial.ctx
-    cut = {CUT_VOCABULARY: trial.vocab_size < trial.target.shape.vocab_size}
-    refuse_unserved(method, {**settings, **cut}, source, trial.engines, method)
-    formats = formats_for(method, settings, trial.engines)
+    trial, source, ctx = run.trial, run.trial.source, run.ctx
+    cut = {CUT_VOCABULARY: run.vocab_size < trial.target.shape.vocab_size}
+    refuse_unserved(method, {**settings, **cut}, source, run.engines, method)
+    formats = formats_for(method, settings, run.engines)
     if not formats:
         return []
-    before, state = _untrained_drafter(method, settings, trial.vocab_size, trial.target)
-    drafts = _greedy_drafts(trial, trial.target, before)
+    ids = torch.arange(run.vocab_size)
+    before, state = _untrained_drafter(method, settings, ids, trial.target)
+    drafts = greedy_drafts(trial, trial.target, before)
     through: list[str] = []
     for format in formats:
         folder = ctx.scratch / f"{method}-{format}"
         shutil.rmtree(folder, ignore_errors=True)
         if format == "gguf":
-            if write_gguf(state, source, folder, trial.llama_cpp, ctx) is None:
+            if write_gguf(state, source, folder, run.llama_cpp, ctx) is None:
                 base = METHODS[method].gguf_base  # export_release writes this folder instead, for the converter
                 if base is not None and base not in formats:
-                    _round_trip(base, folder, state, trial, drafts)
+                    _round_trip(base, folder, state, ids, trial, drafts)
                     through.append(base)
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
         elif format == "stitched":
             assert source.folder is not None
             stitch(source.folder, folder, state.tensors, source.shape.num_layers)
-            _check_stitched(folder, method, settings, trial, drafts)
+            check_stitched(folder, method, settings, ids, trial, drafts)
         else:
-            _round_trip(format, folder, state, trial, drafts)
+            _round_trip(format, folder, state, ids, trial, drafts)
         shutil.rmtree(folder, ignore_errors=True)
         through.append(format)
     return through
 
 
-def _round_trip(format: str, folder: Path, state: DrafterState, trial: Trial, drafts: Tensor) -> None:
+def _round_trip(format: str, folder: Path, state: DrafterState, ids: Tensor, trial: Trial, drafts: Tensor) -> None:
     """Write a drafter in a format, reopen it, and check that it decodes as before."""
     write_format(format, state, trial.source, folder)
-    again = reopen_drafter(folder, trial.target, trial.source, format, torch.arange(trial.vocab_size))
-    _check_unchanged(state.method, format, trial, trial.target, again, drafts)
-
-
-def _check_stitched(folder: Path, method: str, settings: JsonObject, trial: Trial, drafts: Tensor) -> None:
-    """Open a copy of the target with the module in it, read its module, and check that it decodes as before."""
-    again = open_target(folder, kernel="plain", dtype="float32")
-    drafter, _ = _untrained_drafter(method, settings, trial.vocab_size, again)
-    _check_unchanged(method, "stitched", trial, again, drafter, drafts)
+    again = reopen_drafter(folder, trial.target, trial.source, format, ids)
+    check_unchanged(state.method, format, trial, trial.target, again, drafts)
 
 
 def _untrained_drafter(
-    method: str, settings: JsonObject, vocab_size: int, target: AbstractTarget
+    method: str, settings: JsonObject, ids: Tensor, target: AbstractTarget
 ) -> tuple[Drafter, DrafterState]:
-    """A drafter before its first training step, over the first vocab_size tokens of the vocabulary."""
-    ids = torch.arange(vocab_size)
+    """A drafter before its first training step. ids: int64 [N], its draft vocabulary."""
     network = build_draft(method, target, settings, ids.to(target.device))
     network.eval().requires_grad_(False)
     tensors = {name: tensor.detach().float().cpu() for name, tensor in network.state_dict().items()}
     tensors |= {"d2t": offsets_of(ids), "t2d": membership_of(ids, target.shape.vocab_size)}
     return network, DrafterState(method, settings, tensors)
-
-
-def _greedy_drafts(trial: Trial, target: AbstractTarget, drafter: Drafter) -> Tensor:
-    """Greedy draft tokens from every position of the trial's text, int64 [T - 1, depth]."""
-    text = torch.tensor(trial.prompt + trial.plain)
-    features = drafter.needs_features or True
-    out = target.forward(text[None], target.new_cache(1, len(text)), logits="none", features=features)
-    assert out.taps is not None and out.last is not None
-    return drafter.propose_at_every_position(text, out.taps[0], out.last[0], min(DEPTH, drafter.max_depth)).tokens
-
-
-def _check_unchanged(
-    method: str, format: str, trial: Trial, target: AbstractTarget, drafter: Drafter, before: Tensor
-) -> None:
-    """Raises UserError unless the drafter proposes the same tokens as before its export, and changes no output."""
-    after = _greedy_drafts(trial, target, drafter)
-    if before.shape != after.shape or not torch.equal(before, after):
-        raise UserError(f"{method}: drafts otherwise after it went through {format}; this is a fault of Draftsmith")
-    depth = min(DEPTH, drafter.max_depth)
-    decoded = decode(target, drafter, trial.prompt, max_new_tokens=NEW_TOKENS, depth=depth, ignore_eos=True)
-    if decoded.tokens != trial.plain:
-        raise UserError(f"{method}: decoding with it changed the target's tokens; this is a fault of Draftsmith")
 
 
 def _format_for_engine(readable: Sequence[str], through: Sequence[str], method: str) -> str:

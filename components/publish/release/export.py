@@ -250,7 +250,7 @@ def _export_drafter(
     return written
 
 
-def rounding_remark(format: Format, storage: Storage | None, dtype: str) -> str:
+def rounding_remark(format: str, storage: Storage | None, dtype: str) -> str:
     """How the weights in a format differ from the measured ones, in one clause; "" where they are equal."""
     if format == "eagle1" and storage is not None:
         return "fc holds the embedding's norm as well, rounded to bf16 again: by 2^-9 of each weight at most"

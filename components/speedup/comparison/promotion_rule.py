@@ -22,8 +22,8 @@ from components.contract import Draft, UserError
 from components.definitions import has_decoding
 from components.policy import GateCheck, Policy, PromptCounts
 from components.promotion import ArmPrompt, Check, Evidence, Margins, ServingSetup
+from components.refusals import PROMPTS
 from components.rows import ALL, DepthChoice, PairedComparison, QualityFlag, Request
-from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.paired import Ratio
 from components.speedup.comparison.pairing import (
     Comparison,

@@ -311,12 +311,11 @@ def raw_rows(file: Path) -> Iterator[RawRow]:
 
 
 def _read_parquet(file: Path) -> Iterator[RawRow]:
-    import pyarrow as pa  # rows are text as a rule, and `draftsmith choose-depth` answers at once
-    import pyarrow.parquet as pq
+    from pyarrow import ArrowException, parquet  # rows are text as a rule, and `choose-depth` answers at once
 
     try:
-        rows = pq.read_table(file).to_pylist()
-    except pa.ArrowException as error:
+        rows = parquet.read_table(file).to_pylist()
+    except ArrowException as error:
         raise UserError(f"{file}: cannot be read ({one_line(error)[:200]})") from error
     yield from (RawRow(f"{file} row {i}", row) for i, row in enumerate(rows, 1))
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from components.methods import is_trained
 from components.policy import AcceptanceSummary
+from components.refusals import PROMPTS
 from components.rows import AcceptanceMap, DepthEval, QualityFlag
-from components.speedup.bootstrap import PROMPTS, Estimate
+from components.speedup.bootstrap import Estimate
 from components.speedup.prediction.costs import CostTable
 from components.speedup.prediction.predict import Evaluated, Speeds
 

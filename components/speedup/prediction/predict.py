@@ -36,9 +36,9 @@ import numpy as np
 
 from components.contract import UserError
 from components.policy import Mixture
+from components.refusals import PROMPTS
 from components.rows import ALL, DepthChoice, DepthEval, PredictionKey
 from components.speedup.bootstrap import (
-    PROMPTS,
     Estimate,
     Floats,
     draw_weights,

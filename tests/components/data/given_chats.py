@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chat_templates import STYLES, styled_tokenizer
+from chat_templates import STYLES, Style, styled_tokenizer
 from killed_step import context
 from tiny_targets import VOCAB_SIZE, make_tiny_target
 
@@ -49,8 +49,8 @@ MIXED = [
 ]
 
 
-def target_with(style: str, folder: Path) -> Target:
+def target_with(style: str | Style, folder: Path) -> Target:
     """A tiny target whose tokenizer has the chat template of this style."""
     make_tiny_target("llama", folder / "model")
-    styled_tokenizer(STYLES[style], VOCAB_SIZE).save_pretrained(folder / "model")
+    styled_tokenizer(STYLES[style] if isinstance(style, str) else style, VOCAB_SIZE).save_pretrained(folder / "model")
     return load_target(model=str(folder / "model"), ctx=context(folder / "artifact"))

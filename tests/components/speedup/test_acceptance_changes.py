@@ -11,9 +11,9 @@ import pytest
 from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
+from components.refusals import PROMPTS
 from components.rows import Drift, QualityFlag, read_rows
 from components.speedup import choose_depth, measure_drift
-from components.speedup.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -11,9 +11,10 @@ import pytest
 from simulated_rows import make_maps
 
 from components.contract import Context, Measurements, Prompts, UserError
+from components.refusals import PROMPTS
 from components.rows import AcceptanceByLanguage, AcceptanceMap, QualityFlag, read_rows
 from components.speedup import measure_languages
-from components.speedup.bootstrap import PROMPTS, Estimate
+from components.speedup.bootstrap import Estimate
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

@@ -10,9 +10,9 @@ import pytest
 from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements, UserError
+from components.refusals import PROMPTS
 from components.rows import AcceptanceChange, AcceptanceMap, QualityFlag, SampledRun, read_rows
 from components.speedup import choose_depth, measure_tuning
-from components.speedup.bootstrap import PROMPTS
 
 Rows = Callable[[list[object]], Measurements]
 NewCtx = Callable[..., Context]

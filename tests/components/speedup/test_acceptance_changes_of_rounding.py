@@ -11,10 +11,10 @@ from simulated_rows import make_cells, make_maps
 
 from components.contract import Context, Measurements
 from components.policy import read_policy
+from components.refusals import PROMPTS
 from components.rows import AcceptanceMap, write_rows
 from components.speedup import choose_depth
 from components.speedup.acceptance_changes import weights_costs
-from components.speedup.bootstrap import PROMPTS
 
 BEFORE, AFTER = "b" * 64, "a" * 64
 P = [0.8, 0.7, 0.6]

@@ -16,9 +16,10 @@ from simulated_rows import DRAFT, DRAFT_MS, VERIFY_MS, make_cells, make_maps, ma
 from components.contract import Context, DepthPolicy, Measurements
 from components.engines.depth_settings import engine_settings
 from components.policy import Policy, faults_of, read_policy
+from components.refusals import PROMPTS
 from components.rows import CostCell
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS, Estimate
+from components.speedup.bootstrap import Estimate
 from components.speedup.choose import Contender, rank
 
 Rows = Callable[[list[object]], Measurements]

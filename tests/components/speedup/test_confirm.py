@@ -10,9 +10,9 @@ from simulated_rows import DRAFT, make_cells, make_maps, make_request, make_stud
 
 from components.contract import Context, DepthPolicy, Measurements, UserError
 from components.policy import Policy, Winner, read_policy
+from components.refusals import PROMPTS
 from components.rows import CostCell, DepthEval, QualityFlag, Request, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS
 from components.speedup.measured import measured_arms
 
 Rows = Callable[[list[object]], Measurements]

@@ -14,8 +14,8 @@ from simulated_rows import make_maps, make_request
 
 from components.contract import UserError
 from components.promotion import Margins
+from components.refusals import PROMPTS
 from components.rows import DepthChoice, write_rows
-from components.speedup.bootstrap import PROMPTS
 from flows.cli import main
 from flows.commands.compare import Outcome, Side, compare_sides, find_side
 from storage.artifacts.store import Store

@@ -19,6 +19,8 @@ from flows.planning.this_machine import open_machine_lock
 
 pytestmark = pytest.mark.usefixtures("fresh_fork_server")  # which loads what steps import, once for them all
 
+ONLY_QUESTIONS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
 
 def model_without_weights(folder: Path, **changes: object) -> Path:
     """A target of usual widths as a configuration and a tokenizer."""
@@ -63,7 +65,8 @@ def test_a_pipeline_over_a_model_without_weights_is_rehearsed_whole_beside_what_
     code, out, states = rehearse(draftsmith, made, tmp_path)
     os.close(lock)
     assert code == 0, out
-    assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS + 1, out
+    assert sum(state.startswith("passed") for state in states.values()) == NUM_STEPS + 2, out
+    assert states["release.reopened"] == "passed: eagle3: same, mtp: same"
     assert states["served"] == "passed: "
     assert states["upload"] == "left out: not rehearsed: it would upload"
     assert "stand-in" in states["target"]
@@ -152,6 +155,8 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         talks=step("data.mix_chats", "chats"),
         raising=step("targets.load_target", model=of_a_template("raising", "{{ raise_exception('no systems') }}")),
         refused=step("data.write_answers", {"target": "raising", "prompts": "talks"}),
+        hiding=step("targets.load_target", model=of_a_template("hiding", ONLY_QUESTIONS)),
+        unmasked=step("data.write_given_answers", {"target": "hiding", "prompts": "talks"}),
         few_tokens=step("targets.load_target", model=model("few_tokens", vocab_size=10)),
         foreign=step("data.write_answers", {"target": "few_tokens", "prompts": "talks"}),
         twisted=step("targets.load_target", model=model("twisted", rope_scaling={"rope_type": "nonsense"})),
@@ -172,6 +177,7 @@ def test_one_rehearsal_finds_every_fault_that_would_come_up_later(draftsmith: Cl
         "torn": "not readable as Parquet",
         "roles": "unknown role",
         "refused": "chat template refuses",
+        "unmasked": "by its chat template no assistant's tokens can be told",
         "foreign": "another model's",
         "twisted": "nonsense",
         "no_drafter": "no config.json in it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from tiny_targets import make_tiny_target
 from toy_garden import ENGINE_ALONE, GARDEN, gone
 from usual_pipeline import usual
 
-from components.contract import UserError
+from components.contract import NothingNew, UserError
 from components.source_code import code_state
 from flows.execution import step_process as supervise
 from flows.execution.engine import Engine
@@ -311,3 +312,43 @@ def test_test_prompts_that_are_too_long_are_told_before_a_drafter_is_trained(
     assert any(line.startswith("answers: step 'acceptance': ") for line in events), "what is left out is told too"
     assert store.verify_local(plan.step("answers").key).artifact is not None
     assert store.verify_local(plan.step("features").key).fault == "absent"
+
+
+def test_too_few_test_prompts_for_a_verdict_end_a_run_before_anything_is_trained(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, tmp_path: Path
+) -> None:
+    """How many a file has is known once it is read and split; where no verdict is asked, they become a note."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(12)))
+    few = usual("few", make_tiny_target("llama", tmp_path / "model")).with_setting(
+        "prompts", source=str(tmp_path / "rows.jsonl"), num_validation=0, num_warm_up=0
+    )
+    plan = plan_of(few)
+    with pytest.raises(UserError) as refused:
+        engine_of(plan).run()
+    said = r"step 'prompts': a verdict needs 4 test prompts, there (is|are) [0-3]: "
+    assert re.fullmatch(said + "give more rows, or raise evaluation_percent from 20", str(refused.value))
+    assert store.verify_local(plan.step("prompts").key).artifact is not None
+    assert store.verify_local(plan.step("answers").key).fault == "absent"
+    events: list[str] = []
+    plan = plan_of(few.up_to("prompts"))
+    engine_of(plan, on_event=lambda step, event: events.append(str(event.get("message")))).run()
+    assert any(
+        line.startswith("a verdict needs 4 ") and line.endswith("(no step here asks for one)") for line in events
+    )
+    enough = plan_of(few.up_to("prompts").with_setting("prompts", evaluation_percent=90))
+    engine_of(enough, on_event=lambda step, event: events.append(f"now {event.get('message')}")).run()
+    assert not any(line.startswith("now a verdict") for line in events)
+
+
+def test_traffic_with_too_few_test_prompts_for_a_verdict_waits(
+    plan_of: Callable[..., Plan], engine_of: Callable[..., Engine], store: Store, tmp_path: Path
+) -> None:
+    rows = "".join(json.dumps({"prompt": f"say {n}"}) + "\n" for n in range(12))
+    (tmp_path / "traffic").mkdir()
+    (tmp_path / "traffic" / "one.jsonl").write_text(rows)
+    night = usual("few", make_tiny_target("llama", tmp_path / "model")).with_other_step(
+        "prompts",
+        step("data.collect_traffic", source=str(tmp_path / "traffic"), min_new=2, num_validation=0, num_warm_up=0),
+    )
+    with pytest.raises(NothingNew, match=r"^a verdict needs 4 test prompts, there (is|are) [1-3]; they wait$"):
+        engine_of(plan_of(night)).run()

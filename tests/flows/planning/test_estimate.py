@@ -14,12 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_builder import Pipeline, pipeline, step
-from toy_garden import Cli
+from toy_garden import PACKAGES, Cli
 
 from components.bench.end_to_end.arms import depths_to_run
 from components.drafts.training.ahead import TrainingAhead
 from components.machine import describe_machine
 from components.outside_json import JsonObject
+from flows.commands.plan_on import estimate_run
+from flows.planning.estimate import estimate_rest
+from flows.planning.machines import find_machine
+from flows.planning.plan import check_file
 from flows.planning.workload import Rows, Stage, Workload, arms_of
 from storage.artifacts.store import Store
 
@@ -338,3 +342,25 @@ def test_prompts_in_a_file_are_as_long_as_its_first_rows_say(draftsmith: Cli, ho
     (tmp_path / "chats.jsonl").unlink()
     _, said, _ = planned(draftsmith, made, tmp_path, "--on", "h100")
     assert "prompts have 256 tokens (assumed)" in said["assumed"]
+
+
+def test_what_a_run_says_before_its_first_step_is_the_plan_but_for_a_batch_of_training(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(job("builtin").text)
+    wiring = check_file(file, Store(home), PACKAGES)["job"]
+    stages = [
+        (one.name, one.address, one.settings, {slot: [names] for slot, names in one.inputs.items()})
+        for one in wiring.steps
+    ]
+    asked = {"pipeline": "job", "stages": stages, "keys": {}, "home": str(home), "file": str(file)}
+    rough = {one["name"]: one for one in estimate_rest(asked)["steps"]}
+    whole = estimate_run("job", [], find_machine("here", file), file, Store(home), PACKAGES)
+    for one in whole.steps:
+        said = rough[one.name]
+        kept = {name: size for name, size in one.memory.items() if name not in ("features", "activations", "logits")}
+        assert {name: said["memory"][name] for name in kept} == kept
+        assert 0.4 < said["seconds"] / one.seconds < 2.5 and said["disk"] == one.disk
+    assert rough["draft"]["sure_disk"] == rough["draft"]["memory"]["weights"]
+    assert rough["features"]["sure_disk"] == 0, "how long answers will be is a guess"

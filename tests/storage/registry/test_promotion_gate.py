@@ -13,8 +13,7 @@ import pytest
 from paired_runs import timed
 
 from components.promotion import Check
-from components.refusals import WORDS
-from components.speedup.bootstrap import PROMPTS
+from components.refusals import PROMPTS, WORDS
 from components.speedup.comparison.promotion_rule import judge
 from storage.history.query import query
 from storage.history.write import record_artifact

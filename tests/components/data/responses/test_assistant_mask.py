@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from masked_answers import THOUGHT, TWO_TURNS, answers_in, masked, tokenizer_of
 
 from components.contract import UserError
-from components.data.responses.assistant_mask import LeftOut, roles_in, thinking_style
+from components.data.responses.assistant_mask import LeftOut, refuse_template_without_mask, roles_in, thinking_style
 from components.data.settings import Thinking, Turns
 
 CALLED: list[dict[str, Any]] = [
@@ -28,6 +28,9 @@ CALLED: list[dict[str, Any]] = [
     {"role": "assistant", "content": "It is 18 degrees."},
 ]
 TOOLS = ({"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}},)
+HIDDEN = "{%- for m in messages if m.role != 'assistant' %}<{{ m.role }}>{{ m.content }}<|im_end|>{%- endfor %}<answer>"
+UPPER = "{%- for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|im_end|>{%- endfor %}<assistant>"
+WRONG = CHATML_MARKED.replace("{% generation %}{{- m.content", "{{- m.content[:2] }}{% generation %}{{- m.content[2:]")
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -71,10 +74,7 @@ def test_tool_calls_are_answers_and_tool_results_are_not(name: str) -> None:
 
 
 def test_masks_that_differ_set_the_row_aside() -> None:
-    wrong = CHATML_MARKED.replace(
-        "{% generation %}{{- m.content", "{{- m.content[:2] }}{% generation %}{{- m.content[2:]"
-    )
-    tokenizer = styled_tokenizer(Style(wrong, "", "<|im_end|>", ("<|im_start|>",)))
+    tokenizer = styled_tokenizer(Style(WRONG, "", "<|im_end|>", ("<|im_start|>",)))
     with pytest.raises(LeftOut, match="prefixes and generation"):
         masked(tokenizer, TWO_TURNS)
 
@@ -89,10 +89,24 @@ def test_a_template_that_marks_nothing_is_not_believed() -> None:
 
 
 def test_one_method_alone_is_not_enough() -> None:
-    template = "{%- for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|im_end|>{%- endfor %}<assistant>"
-    tokenizer = styled_tokenizer(Style(template, "", "<|im_end|>"))
+    tokenizer = styled_tokenizer(Style(UPPER, "", "<|im_end|>"))
     with pytest.raises(LeftOut, match="fewer than two methods"):
         masked(tokenizer, TWO_TURNS)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [(HIDDEN, "hides the answers"), (UPPER, "fewer than two methods"), (WRONG, "masks differ")]
+)
+def test_a_template_without_a_mask_is_told_in_one_line(template: str, why: str) -> None:
+    tokenizer = styled_tokenizer(Style(template, "", "<|im_end|>", ("<|im_start|>",)))
+    with pytest.raises(UserError, match=rf"^mine: by its chat template .*{why}.*chat_template") as error:
+        refuse_template_without_mask(tokenizer, thinking_style(tokenizer), "mine")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_template_that_lets_answers_be_told_is_let_through(name: str) -> None:
+    refuse_template_without_mask(tokenizer_of(name), thinking_style(tokenizer_of(name)), "mine")
 
 
 def test_half_a_surrogate_pair_sets_the_row_aside() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import Style
 from given_chats import MIXED, prompts_of, said, target_with
 from killed_step import context
 
@@ -81,6 +82,22 @@ def test_too_many_set_aside_stop_the_step_and_say_why(target: Target, tmp_path: 
     rows = [said(1), said(2, "x<|im_end|>"), said(3, "<|im_start|>")]
     with pytest.raises(UserError, match=r"2 of 3 chats.*control mark.*max_set_aside"):
         write_given_answers(target, prompts_of(rows, tmp_path / "p"), ctx=context(tmp_path / "out"))
+
+
+def test_nothing_but_chats_set_aside_says_why_however_many_may_be(target: Target, tmp_path: Path) -> None:
+    prompts = prompts_of([said(2, "x<|im_end|>"), said(3, "<|im_start|>")], tmp_path / "p")
+    with pytest.raises(UserError, match=r"2 of 2 chats.*control mark"):
+        write_given_answers(target, prompts, max_set_aside=1.0, ctx=context(tmp_path / "out"))
+
+
+def test_a_template_that_hides_answers_ends_the_step_before_a_chat_is_read(tmp_path: Path) -> None:
+    hiding = Style("{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}", "", "<|im_end|>")
+    blind = target_with(hiding, tmp_path)
+    with pytest.raises(UserError, match=r"model: by its chat template .*hides the answers"):
+        write_given_answers(
+            blind, prompts_of([said(1)], tmp_path / "p"), max_set_aside=1.0, ctx=context(tmp_path / "o")
+        )
+    assert not list(tmp_path.glob("o.scratch/part-*"))
 
 
 def test_a_chat_that_the_template_refuses_is_set_aside_alone(target: Target, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from components.promotion import MAX_ACCEPTANCE_LOSS, MAX_SLOWDOWN, Margins
-from components.speedup.bootstrap import PROMPTS
+from components.refusals import PROMPTS
 from components.speedup.comparison.paired import Measurement, Ratio, TimedPairs, compare_sides, speed_ratio
 
 Floats = NDArray[np.float64]

@@ -12,9 +12,9 @@ from simulated_rows import make_cells, make_maps, make_request
 
 from components.contract import Context, DepthPolicy, Draft, Measurements, UserError
 from components.policy import Policy, Winner, read_policy, served_depths
+from components.refusals import PROMPTS
 from components.rows import PairedComparison, read_rows
 from components.speedup import choose_depth, confirm_depth
-from components.speedup.bootstrap import PROMPTS
 from components.speedup.comparison.paired import verdict_of
 from components.speedup.policy_markdown import write_policy
 
