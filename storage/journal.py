@@ -174,8 +174,8 @@ def end_if_dead(path: Path) -> bool:
         entries = read(path)
         if first(entries, "end") is None:
             last = max((line["time"] for line in entries), default=time.time())
-            begun = first(entries, "run")
-            reason = "the process ended without a word" + (goes_on(begun["pipeline"]) if begun else "")
+            start = first(entries, "run")
+            reason = "the process ended without a word" + (goes_on(start["pipeline"]) if start else "")
             file.write("\n")  # its last line may have been cut short
             _append_line(file, {"entry": "end", "status": "killed", "reason": reason, "time": last})
         return True

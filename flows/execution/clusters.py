@@ -178,13 +178,14 @@ def _dask(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
 def _ray(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
     del scratch  # its path is too long for Ray's sockets
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if order["address"]:
-        with ExitStack() as stack:
-            yield _join_ray(str(order["address"]), stack)
-        return
-    os.environ.update(LOCAL_RAY, RAY_AUTH_TOKEN=secrets.token_hex(32))  # before Ray is imported
+    if not order["address"]:
+        os.environ.update(LOCAL_RAY, RAY_AUTH_TOKEN=secrets.token_hex(32))  # before Ray is imported
     from prefect_ray import RayTaskRunner
 
+    if order["address"]:
+        with ExitStack() as stack:
+            yield _join_ray(RayTaskRunner, str(order["address"]), stack)
+        return
     with _ray_folder() as folder:
         local = {
             "address": "local",  # whatever $RAY_ADDRESS says
@@ -198,13 +199,12 @@ def _ray(order: ClusterOrder, scratch: Path) -> Iterator[Any]:
             yield runner
 
 
-def _join_ray(address: str, stack: ExitStack) -> Any:
+def _join_ray(runner: Callable[..., Any], address: str, stack: ExitStack) -> Any:
     """A task runner on a Ray cluster that is there. Its head forks a server for every client, and a fork that meets a
     call of gRPC dies (Ray 2.60: 1 of 12 on two busy cores); the next one has no reason to."""
-    from prefect_ray import RayTaskRunner
 
     def join() -> Any:
-        return stack.enter_context(RayTaskRunner(address=address, init_kwargs={"log_to_driver": False}))
+        return stack.enter_context(runner(address=address, init_kwargs={"log_to_driver": False}))
 
     broken_off = retry_if_exception_type(ConnectionAbortedError)
     return Retrying(retry=broken_off, stop=stop_after_attempt(JOIN_ATTEMPTS), reraise=True)(join)

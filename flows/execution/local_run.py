@@ -184,8 +184,8 @@ def execute(
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"cancelled ({type(error).__name__})"
             end_run(run, "killed", reason + goes_on(plan.pipeline), soon=True)
             raise
-        ended = [f"nothing new: {nothing_new}"] if nothing_new else decided
-        end_run(run, "completed", "; ".join([*ended, *concluded]))
+        reasons = [f"nothing new: {nothing_new}"] if nothing_new else decided
+        end_run(run, "completed", "; ".join([*reasons, *concluded]))
     freed, not_freed = _tidy(plan, store)
     return replace(
         outcome,

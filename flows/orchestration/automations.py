@@ -121,8 +121,8 @@ def _expected_event(trigger: TriggerSpec, file: Path) -> JsonObject:
     """The event that fires a trigger: its names, and which resource it is about."""
     if trigger.after is not None:
         match = {"prefect.resource.id": "prefect.flow-run.*"}
-        ended = {f"prefect.flow-run.{name}" for name in WHOLE_RUN}
-        return {"expect": ended, "match": match, "match_related": _flow(trigger.after)}
+        names = {f"prefect.flow-run.{name}" for name in WHOLE_RUN}
+        return {"expect": names, "match": match, "match_related": _flow(trigger.after)}
     if trigger.file is not None:
         match = {"prefect.resource.id": file_resource(pattern_of(file, trigger.file))}
         return {"expect": {FILE_EVENT}, "match": match, "match_related": {}}

@@ -269,6 +269,6 @@ def refused_flow(name: str, wrong: str) -> Flow[..., Any]:
         record_unplanned(Store().home, name, values, reason, how="prefect", flow_run_id=str(flow_run.id))
         return Failed(message=reason)
 
-    given = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in flow_run.parameters]
-    run.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    parameters = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in flow_run.parameters]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return Flow(run, name=name, persist_result=False, validate_parameters=False)

@@ -80,11 +80,11 @@ def decide(
     if not failed:
         passed = challenger.get("gate.status") == "passed"
         failed = [Check("own_gate", passed, float(not passed), None, None, "0")]
-    judged = [] if champion is None else judge(evidence_of(home, challenger, champion))
+    compared = [] if champion is None else judge(evidence_of(home, challenger, champion))
     # What the rule refuses too, by all measurements there are, would stand in a sentence twice, with two numbers.
-    refused = {quantity(check.name) for check in judged if not check.passed}
+    refused = {quantity(check.name) for check in compared if not check.passed}
     failed = [check for check in failed if quantity(check.name) not in refused]
-    return Decision((*failed, *compare_engines(home, challenger), *judged), against)
+    return Decision((*failed, *compare_engines(home, challenger), *compared), against)
 
 
 def evidence_of(home: Path, challenger: Mapping[str, str], champion: Mapping[str, str]) -> Evidence:
