@@ -117,7 +117,7 @@ def test_a_run_becomes_a_job_with_the_gpus_that_it_asks_for(overlay: str, gpus: 
     assert [container["resources"][kind]["nvidia.com/gpu"] for kind in ("requests", "limits")] == [gpus, gpus]
     assert ("persistentVolumeClaim" in pod["volumes"][1]) == (overlay == "gpu")
     assert container["image"].endswith("-cuda") == (overlay == "gpu")
-    assert environments(container) == {"draftsmith", "addresses"}, "runs log to MLflow and know where people reach pages"
+    assert environments(container) == {"draftsmith", "addresses"}, "runs log to MLflow, and their links open"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 

@@ -1,7 +1,8 @@
-"""ASGI middleware that serves report pages of a home and its shared store at /reports/KEY/, so that their links work from other machines.
+"""ASGI middleware that serves report pages at /reports/KEY/, so that their links work from other machines.
 
-It stands behind the same guard and password as MLflow's server, which it is part of. A page is served as it was sealed,
-file by file as its record names them, and in a sandbox: what it holds reaches neither MLflow nor anything else.
+They are those of a home and of its shared store. It stands behind the same guard and password as MLflow's server, which
+it is part of. A page is served as it was sealed, file by file as its record names them, and in a sandbox: what it holds
+reaches neither MLflow nor anything else.
 """
 
 from __future__ import annotations

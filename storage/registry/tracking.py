@@ -171,7 +171,7 @@ def upgrade_database(uri: str) -> None:
     mlflow.db.upgrade.callback(uri)  # what `mlflow db upgrade URI` runs; its argument would show the password
 
 
-def upgrade_server_database(uri: str) -> None:
+def prepare_database(uri: str) -> None:
     """Upgrade a database of several servers, with the first experiment, which two at once would both make and fail."""
     upgrade_database(uri)
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
