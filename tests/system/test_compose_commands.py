@@ -54,7 +54,8 @@ class Team:
         """What a person gets at a public address; it must be a page."""
         place = f"https://{HOST}:{self.port}"
         assert address.startswith(place), address
-        status, text = answered(self.port, "GET", address.removeprefix(place).partition("#")[0], OFFERED)
+        asked = {**OFFERED, "Accept": "text/html, */*"}
+        status, text = answered(self.port, "GET", address.removeprefix(place).partition("#")[0], asked)
         assert status == 200, f"{address}: {status} {text[:300]}"
         return text
 
@@ -124,16 +125,14 @@ def test_the_dashboard_has_the_run_its_report_and_its_page(team: Team, finished:
         team.get(place + link)
 
 
-def test_no_page_is_open_to_who_knows_no_password(team: Team) -> None:
-    for name, path in (
-        ("prefect", "/api/flows/count"),
-        ("prefect", "/dashboard/"),
-        ("mlflow", "/"),
-        ("mlflow", "/reports/x/"),
-    ):
-        asked = urllib.request.Request(f"http://127.0.0.1:{team.services.ports[name]}{path}", method="GET")
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(asked, timeout=300)
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("prefect", "/api/flows/x"), ("prefect", "/dashboard/"), ("mlflow", "/"), ("mlflow", "/reports/x/")],
+)
+def test_a_server_called_by_its_name_shows_nothing_without_the_password(team: Team, name: str, path: str) -> None:
+    asked = urllib.request.Request(f"http://127.0.0.1:{team.services.ports[name]}{path}", headers={"Host": name})
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # 400: it does not know the name
+        urllib.request.urlopen(asked, timeout=300)
 
 
 def test_what_the_backup_took_stands_again_after_a_restore(team: Team, finished: Finished) -> None:
