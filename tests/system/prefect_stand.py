@@ -117,7 +117,8 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
             for name in ("worker", "watch", "reconcile"):
                 command = filled_in(SERVICES[name]["command"], {})
                 with (folder / f"{name}.log").open("w") as log:
-                    parts.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+                    there = {"cwd": folder, "env": env, "stdout": log, "stderr": log}
+                    parts.append(subprocess.Popen(command, start_new_session=True, **there))
             while not healthy(f"http://127.0.0.1:{health}/health"):  # it deploys before it starts
                 assert parts[0].poll() is None, (folder / "worker.log").read_text()
                 time.sleep(0.3)
