@@ -76,7 +76,7 @@ LATE: dict[str, str] = {
     "flows/execution/step_process.py": "a step's process needs Prefect only where a cluster carries its shards",
     "flows/orchestration/event_watcher.py": "Prefect's settings are read from the environment that main() prepares",
     "flows/planning/external_inputs.py": "a plan without registered versions needs no DuckDB and no MLflow",
-    "flows/services/mlflow_server.py": "MLflow's app reads the environment that main() prepares",
+    "flows/services/mlflow_server.py": "MLflow's app reads the environment that create_app() prepares",
     "storage/artifacts/remote.py": "a home without a shared store needs no fsspec",
     "storage/registry/tracking.py": "MLflow takes a second to load; a run that logs nothing does without",
 }

@@ -42,9 +42,9 @@ def documents(file: Path) -> list[Manifest]:
     return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
 
 
-def literals(file: Path) -> dict[str, str]:
-    """The literals of the config map `workers` of a kustomization."""
-    (entry,) = (one for one in documents(file)[0]["configMapGenerator"] if one["name"] == "workers")
+def literals(file: Path, name: str = "workers") -> dict[str, str]:
+    """The literals of a config map of a kustomization."""
+    (entry,) = (one for one in documents(file)[0]["configMapGenerator"] if one["name"] == name)
     return dict(line.split("=", 1) for line in entry["literals"])
 
 
@@ -117,6 +117,7 @@ def test_a_run_becomes_a_job_with_the_gpus_that_it_asks_for(overlay: str, gpus: 
     assert [container["resources"][kind]["nvidia.com/gpu"] for kind in ("requests", "limits")] == [gpus, gpus]
     assert ("persistentVolumeClaim" in pod["volumes"][1]) == (overlay == "gpu")
     assert container["image"].endswith("-cuda") == (overlay == "gpu")
+    assert environments(container) == {"draftsmith", "addresses"}, "runs log to MLflow, and their links open"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
@@ -155,7 +156,13 @@ def test_services_find_pods_and_pods_find_what_they_mount() -> None:
         claims = {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
         for container in pod["containers"]:
             assert {mount["name"] for mount in container.get("volumeMounts", [])} <= {*volumes, *claims}
+            assert environments(container) <= made
         assert {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume} <= made
+
+
+def environments(container: Manifest) -> set[str]:
+    """Config maps and secrets whose names and values a container has as variables."""
+    return {source["name"] for one in container.get("envFrom", []) for source in one.values()}
 
 
 def generated(file: Path) -> set[str]:
@@ -208,14 +215,12 @@ def test_every_secret_that_is_named_is_in_the_examples_and_holds_nothing(overlay
         if "valueFrom" in one
     ]
     assert used and [one for one in used if one["key"] not in examples[one["name"]]] == []
-    assert (
-        read_by_nobody([name for name in examples["draftsmith"] if name not in ("HF_TOKEN", "MLFLOW_S3_ENDPOINT_URL")])
-        == []
-    )
+    assert read_by_nobody(examples["draftsmith"]) == []
 
 
 def test_every_variable_is_read_by_somebody() -> None:
     names = {one["name"] for pod in PODS for container in pod["containers"] for one in container.get("env", [])}
+    names |= set(literals(FOLDER / "base" / "kustomization.yaml", "addresses"))
     ours = {*names} - {"RUNS_AT_ONCE", "KEY", "SECRET", "PGDATA", "MC_CONFIG_DIR"}
     of_the_worker = {name for name in ours if name.startswith("PREFECT_INTEGRATIONS_KUBERNETES_")}
     assert read_by_nobody(ours - of_the_worker) == [] and len(of_the_worker) == 3
@@ -246,7 +251,7 @@ def test_kubectl_builds_every_overlay(overlay: str, tmp_path: Path) -> None:
     assert {("Secret", "draftsmith"), ("ConfigMap", "pipelines"), ("Deployment", "worker")} <= names
     for one, pod in pods(built):
         stores = [volume for volume in pod.get("volumes", []) if volume["name"] == "store"]
-        shared = one["metadata"]["name"] in ("worker", "watch", "mlflow")
+        shared = one["metadata"]["name"] in ("worker", "watch", "prefect", "mlflow")
         assert [("persistentVolumeClaim" in volume) for volume in stores] == ([overlay == "gpu"] if shared else [])
 
 

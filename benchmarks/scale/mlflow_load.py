@@ -99,10 +99,12 @@ def server(place: Path) -> Iterator[tuple[str, psutil.Process]]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DRAFTSMITH_HOME": str(place / "served"),
         PASSWORD_VARIABLE: ":".join(AUTH),
     }
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, "-m", "flows.services.mlflow_server", str(place / "served"), str(port)]
+    app = ("--factory", "flows.services.mlflow_server:create_app", "--log-level=warning", f"--port={port}")
+    command = [sys.executable, "-m", "uvicorn", *app]
     url = f"http://{LOOPBACK}:{port}"
     with subprocess.Popen(command, env=environment) as running:
         try:

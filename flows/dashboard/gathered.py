@@ -29,8 +29,9 @@ from components.report.board import (
 )
 from components.report.charts.vega import javascript
 from components.report.pages.dashboard import write_dashboard
-from flows.services.client import NEWER_PAGES, running
+from flows.services.client import NEWER_PAGES, mlflow_address, running
 from storage import collect, journal
+from storage.artifacts.remote import shared_store
 from storage.history.query import Parameters, RunQuery, as_records, ask_named_query, open_history
 from storage.history.records import now
 from storage.redaction import without_secrets
@@ -101,7 +102,11 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
     with open_history(home, all_sessions=True) as run:
         choices = _choices(_rows(run, CHOICES, since), names, moves)
     services = running(home)
-    prefect = None if services is None else NEWER_PAGES if reports.startswith("/") else services.prefect_pages
+    is_served = reports.startswith("/")
+    prefect = NEWER_PAGES if is_served else services.prefect_pages if services is not None else None
+    remote = shared_store() if is_served else None
+    shared = (remote.keys() or {}) if remote is not None else {}
+    pages = {run: key for run, key in pages.items() if key in shared or (home / "store" / key / "index.html").exists()}
     return Board(
         home=str(home),
         made_at=at,
@@ -116,7 +121,7 @@ def gather(home: Path, *, days: int, reports: str) -> Board:
         machines=_machines(choices),
         room=_room(home),
         questions=_questions(since),
-        mlflow=services.mlflow_pages if services is not None else "",
+        mlflow=mlflow_address(home),
     )
 
 
@@ -331,9 +336,7 @@ def _runs(
                 seconds=row["seconds"],
                 executed=row["num_executed"],
                 reused=row["num_reused"],
-                report=f"{reports}/{page}/index.html"
-                if page and (home / "store" / page / "index.html").exists()
-                else "",
+                report=f"{reports}/{page}/index.html" if page else "",
                 prefect=f"{prefect}/runs/flow-run/{flow_run}" if flow_run else "",
             )
         )

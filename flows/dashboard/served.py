@@ -53,7 +53,7 @@ def dashboard_app(home: Path) -> Starlette:
         return FileResponse(file, media_type="text/html", headers={"Cache-Control": "no-store"})
 
     async def report(request: Request) -> Response:
-        return report_page(home, request.path_params["key"], "")
+        return await asyncio.to_thread(report_page, home, request.path_params["key"], "")
 
     async def moved(request: Request) -> Response:
         return RedirectResponse(f"{PLACE}/")

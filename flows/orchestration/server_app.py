@@ -10,6 +10,7 @@ from prefect.server.api.server import create_app as prefect_app
 from starlette.types import ASGIApp
 
 from flows.dashboard.served import WithDashboard
+from flows.services.client import public_url
 from flows.services.server_guard import LOOPBACK, KnownPlacesOnly, OwnConnectionsOnly, SignedInByProxy, allowed_hosts
 from storage.artifacts.store import default_home
 
@@ -18,7 +19,7 @@ def create_app() -> ASGIApp:
     """Prefect's API, UI and background services, and the dashboard, for hosts and origins we know."""
     password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
     pages = WithDashboard(prefect_app(final=True), default_home(), password)
-    signed_in = SignedInByProxy(pages, os.environ.get("DRAFTSMITH_PUBLIC_URL", ""), password)
+    signed_in = SignedInByProxy(pages, public_url(), password)
     return OwnConnectionsOnly(KnownPlacesOnly(signed_in, allowed_hosts()))
 
 

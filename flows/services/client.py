@@ -28,6 +28,7 @@ from typing import Any
 from components.contract import UserError
 from components.files import locked, write_whole
 from components.outside_json import read_object
+from storage.artifacts.remote import VARIABLE as STORE
 
 TIMEOUT_S = 10.0
 TOKEN_LASTS_S = 1800.0  # Prefect's own tokens last an hour
@@ -143,6 +144,7 @@ def worker_is_online(api: PrefectApi, pool: str, name: str = "", since: float = 
 
 LOOPBACK = "127.0.0.1"
 PASSWORD_VARIABLE = "DRAFTSMITH_MLFLOW_AUTH_STRING"  # how MLflow's server gets the password
+MLFLOW_PAGES = "DRAFTSMITH_MLFLOW_UI_URL"  # of our server in a container, whose own name people's browsers do not know
 WORK_POOL = "draftsmith"
 OWNER_ONLY = 0o600  # the mode of files with addresses or passwords
 HEARTBEAT_S = 30  # between two signs of life of a flow run of ours; Prefect takes no less
@@ -210,19 +212,32 @@ def running(home: Path) -> Services | None:
 
 
 def mlflow_address(home: Path) -> str:
-    """MLflow's pages as people reach them: of `draftsmith up`, or of the server that a worker elsewhere logs to; ""
+    """MLflow's pages as people reach them: of `draftsmith up`, or where the environment of a worker elsewhere says; ""
     where nothing serves them."""
     services = running(home)
-    uri = services.mlflow_pages if services is not None else os.environ.get("MLFLOW_TRACKING_URI", "")
+    if services is not None:
+        uri = services.mlflow_pages
+    elif public_url():
+        uri = f"{public_url()}/mlflow"
+    else:
+        uri = os.environ.get(MLFLOW_PAGES) or os.environ.get("MLFLOW_TRACKING_URI", "")
     return uri.rstrip("/") if uri.startswith(("http://", "https://")) else ""
 
 
 def report_address(home: Path, key: str) -> str:
-    """The address of a report on the server of `draftsmith up` (flows/services/report_pages.py); "" without one."""
+    """The address of a report on MLflow's server (flows/services/report_pages.py): of `draftsmith up`, or of the one
+    elsewhere that has the same shared store; "" without one."""
     services = running(home)
-    if services is None or not services.mlflow_is_ours:
-        return ""
-    return f"{services.public_url or services.mlflow_url.rstrip('/')}/reports/{key}/"
+    if services is not None:
+        place = (services.public_url or services.mlflow_url) if services.mlflow_is_ours else ""
+    else:
+        place = (public_url() or os.environ.get(MLFLOW_PAGES, "")) if os.environ.get(STORE) else ""
+    return f"{place.rstrip('/')}/reports/{key}/" if place else ""
+
+
+def public_url() -> str:
+    """Where a proxy shows all pages under one host (deploy/Caddyfile), as the environment says; "" without one."""
+    return os.environ.get("DRAFTSMITH_PUBLIC_URL", "").rstrip("/")
 
 
 def client_environment(services: Services) -> dict[str, str]:

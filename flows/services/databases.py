@@ -47,7 +47,7 @@ SERVERS = {
         "DRAFTSMITH_MLFLOW_DATABASE",
         ("postgresql", "postgresql+psycopg2"),
         "MLFLOW_BACKEND_STORE_URI",
-        ("-c", "import os, storage.registry.tracking as t; t.upgrade_database(os.environ['MLFLOW_BACKEND_STORE_URI'])"),
+        ("-c", "import os, storage.registry.tracking as t; t.prepare_database(os.environ['MLFLOW_BACKEND_STORE_URI'])"),
     ),
 }
 VARIABLES = tuple(server.variable for server in SERVERS.values())

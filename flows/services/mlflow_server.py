@@ -1,31 +1,30 @@
-"""MLflow's server in one process, after its database is made: `python -m flows.services.mlflow_server HOME PORT`.
+"""MLflow's server with report pages, behind our guard (`uvicorn --factory flows.services.mlflow_server:create_app`).
 
 `mlflow server` would start a second process that only waits for the first (190 MB and one more slow import), and its
 database must be ready before it opens it: concurrent first use destroys a fresh one. So this does what that command
-does, without the extra process: it prepares the database under its lock, then serves MLflow's own app on loopback.
+does, without the extra process: it prepares the database under its lock, then is MLflow's own app.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-import uvicorn
 from mlflow.environment_variables import _MLFLOW_SGI_NAME
 from mlflow.server import constants
 from mlflow.server.handlers import initialize_backend_stores
+from starlette.types import ASGIApp
 
-from flows.services.client import LOOPBACK, PASSWORD_VARIABLE
+from flows.services.client import PASSWORD_VARIABLE
 from flows.services.report_pages import ReportPages
 from flows.services.server_guard import guarded_mlflow
+from storage.artifacts.store import default_home
 from storage.registry.tracking import ensure_database
 
 
-def main() -> None:
-    """Prepare the database, then be the server until SIGTERM."""
-    home, port = Path(sys.argv[1]), int(sys.argv[2])
-    database = os.environ["MLFLOW_BACKEND_STORE_URI"]
+def create_app() -> ASGIApp:
+    """MLflow's pages and API, on the database that the environment names, and the reports of the home."""
+    home, database = default_home(), os.environ["MLFLOW_BACKEND_STORE_URI"]
     if database.startswith("sqlite:"):  # flows/services/databases.py has prepared any other
         ensure_database(home)
 
@@ -43,14 +42,4 @@ def main() -> None:
     sys.modules["mlflow.server.auth"] = None  # type: ignore[assignment]
     from mlflow.server.fastapi_app import app  # it reads the variables above when it is imported
 
-    uvicorn.run(
-        guarded_mlflow(ReportPages(app, home), os.environ.pop(PASSWORD_VARIABLE)),
-        host=LOOPBACK,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=3,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return guarded_mlflow(ReportPages(app, home), os.environ.pop(PASSWORD_VARIABLE))

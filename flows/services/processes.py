@@ -164,9 +164,8 @@ def _prefect(settings: Settings, services: Services) -> Part:
     assert package is not None and package.origin is not None, "prefect is installed"
     if not os.access(Path(package.origin).parent / "server", os.W_OK):  # it unpacks its UI there
         environment["PREFECT_UI_STATIC_DIRECTORY"] = str(settings.home / "prefect" / "ui")
-    options = ("--host", LOOPBACK, "--port", str(settings.prefect_port), "--log-level", "warning", "--lifespan", "on")
-    app = ("--factory", "flows.orchestration.server_app:create_app", "--timeout-graceful-shutdown", "3")
-    command, environment = on_database("prefect", (sys.executable, "-m", "uvicorn", *app, *options), environment)
+    program = _uvicorn("flows.orchestration.server_app:create_app", settings.prefect_port, "--lifespan", "on")
+    command, environment = on_database("prefect", program, environment)
     return Part("prefect", command, environment, f"{services.prefect_api_url}/ready", stop_s=12.0)
 
 
@@ -180,18 +179,21 @@ def _mlflow(settings: Settings, services: Services) -> Part:
         "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # flows/services/server_guard.py, before it, checks the host
         PASSWORD_VARIABLE: services.auth_string,
     }
-    program = (sys.executable, "-m", "flows.services.mlflow_server", str(settings.home), str(settings.mlflow_port))
+    program = _uvicorn("flows.services.mlflow_server:create_app", settings.mlflow_port)
     command, environment = on_database("mlflow", program, environment)
     return Part("mlflow", command, environment, f"http://{LOOPBACK}:{settings.mlflow_port}/health")
+
+
+def _uvicorn(app: str, port: int, *options: str) -> tuple[str, ...]:
+    """The command that serves the app which this function makes on a port of loopback."""
+    where = ("--host", LOOPBACK, "--port", str(port), "--log-level", "warning", "--timeout-graceful-shutdown", "3")
+    return (sys.executable, "-m", "uvicorn", "--factory", app, *where, *options)
 
 
 def _common_environment(settings: Settings, keep_server: bool = False) -> dict[str, str]:
     """The caller's environment without the servers' variables, and with those of this home."""
     dropped = _CLIENT_VARIABLES if keep_server else _CLIENT_VARIABLES + _SERVER_ONLY
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    if host := urlsplit(settings.public_url).hostname:
-        hosts = (inherited.get("DRAFTSMITH_ALLOWED_HOSTS", ""), host)
-        inherited["DRAFTSMITH_ALLOWED_HOSTS"] = ",".join(filter(None, hosts))
     return inherited | {
         **QUIET,
         "MLFLOW_DISABLE_TELEMETRY": "true",

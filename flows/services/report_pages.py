@@ -1,11 +1,13 @@
-"""ASGI middleware that serves report pages of a home at /reports/KEY/, so that their links work from other machines.
+"""ASGI middleware that serves report pages at /reports/KEY/, so that their links work from other machines.
 
-It stands behind the same guard and password as MLflow's server, which it is part of. A page is served as it was sealed,
-file by file as its record names them, and in a sandbox: what it holds reaches neither MLflow nor anything else.
+They are those of a home and of its shared store. It stands behind the same guard and password as MLflow's server, which
+it is part of. A page is served as it was sealed, file by file as its record names them, and in a sandbox: what it holds
+reaches neither MLflow nor anything else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from starlette.responses import FileResponse, PlainTextResponse, Response
@@ -32,11 +34,12 @@ class ReportPages:
             await self.app(scope, receive, send)
             return
         key, _, name = scope["path"].removeprefix(PREFIX).partition("/")
-        await report_page(self.home, key, name)(scope, receive, send)
+        answer = await asyncio.to_thread(report_page, self.home, key, name)
+        await answer(scope, receive, send)
 
 
 def report_page(home: Path, key: str, name: str) -> Response:
-    """The answer with a file of a report of a home; name "": index.html."""
+    """The answer with a file of a report; name "": index.html. May take long: the shared store may have to be asked."""
     try:
         store = Store(home)
         record = store.record_of(require_path_part(key))
@@ -46,6 +49,8 @@ def report_page(home: Path, key: str, name: str) -> Response:
     if record is None or record["kind"] != "Page" or name not in record["files"]:
         return PlainTextResponse("There is no such report in this home.\n", status_code=404)
     file = store.path_of(key) / name
+    if not file.is_file():
+        store.ensure_local(key)
     if not file.is_file():
         return PlainTextResponse("This report was collected; its pipeline makes it anew.\n", status_code=404)
     return FileResponse(file, headers={"Content-Security-Policy": _ALONE, "X-Content-Type-Options": "nosniff"})

@@ -3,7 +3,7 @@
 Prefect answers any Host, so a page that points its own name at 127.0.0.1 could read the API; it never looks at the
 Origin of a request that changes something or opens a web socket. MLflow asks nobody for a password and takes every page
 on this machine for a friend. $DRAFTSMITH_ALLOWED_HOSTS adds names, with commas, for a server behind a proxy or in a
-container.
+container; the host of $DRAFTSMITH_PUBLIC_URL is one of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from flows.services.client import public_url
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 READING = ("GET", "HEAD", "OPTIONS")
 
 
 def allowed_hosts() -> frozenset[str]:
     """Names under which the server may be called, without port."""
-    added = os.environ.get("DRAFTSMITH_ALLOWED_HOSTS", "").split(",")
+    added = [*os.environ.get("DRAFTSMITH_ALLOWED_HOSTS", "").split(","), urlsplit(public_url()).hostname or ""]
     return frozenset(LOOPBACK) | {name.strip().lower() for name in added if name.strip()}
 
 

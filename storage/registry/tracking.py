@@ -171,6 +171,14 @@ def upgrade_database(uri: str) -> None:
     mlflow.db.upgrade.callback(uri)  # what `mlflow db upgrade URI` runs; its argument would show the password
 
 
+def prepare_database(uri: str) -> None:
+    """Upgrade a database of several servers, with the first experiment, which two at once would both make and fail."""
+    upgrade_database(uri)
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    SqlAlchemyStore(uri, "mlflow-artifacts:/")
+
+
 def has_database(home: Path) -> bool:
     """Whether MLflow can be queried: on a server that was named, or in the database of this home. Makes nothing."""
     return not uses_home_database(home) or (home / "mlflow" / "mlflow.db").is_file()

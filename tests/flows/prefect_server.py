@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,8 @@ def temporary_server(place: Path) -> Iterator[TemporaryServer]:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Stop a process and its group; the one that does not listen is killed: what a test asks is asserted before."""
-    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended by itself, with all that it started
+        os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(timeout=600)
     except subprocess.TimeoutExpired:

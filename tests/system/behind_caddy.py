@@ -10,13 +10,13 @@ import ssl
 import subprocess
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
 from browser import Browser
-from served_home import ROOT, ServedHome, free_port
+from served_home import ROOT, free_port
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
@@ -44,18 +44,21 @@ def answered(port: int, method: str, path: str, headers: dict[str, str] | None =
 
 
 @contextmanager
-def behind_caddy(place: ServedHome, port: int) -> Iterator[None]:
-    """Caddy as the Caddyfile's head says to start it, for the time of the block; this machine may read."""
-    folder, program = place.home.parent, shutil.which("caddy")
+def behind_caddy(folder: Path, ports: Iterable[int], auth_string: str, port: int) -> Iterator[None]:
+    """Caddy as the Caddyfile's head says to start it, for the time of the block; this machine may read.
+
+    ports: of Prefect's and of MLflow's server, whose password is auth_string. port: Caddy's own.
+    """
+    program = shutil.which("caddy")
     assert program is not None, "no Caddy here: `make test-system` installs it"
     name, password = USER.split(":")
     hashed = subprocess.check_output([program, "hash-password", "--plaintext", password], text=True).strip()
     (folder / "users").write_text(f"{name} {hashed}\n", encoding="utf-8")
-    prefect, mlflow = place.ports
+    prefect, mlflow = ports
     environment = {
         **os.environ,
         "DRAFTSMITH_PUBLIC_URL": f"https://{HOST}:{port}",
-        "DRAFTSMITH_BASIC": b64encode(place.services.auth_string.encode()).decode(),
+        "DRAFTSMITH_BASIC": b64encode(auth_string.encode()).decode(),
         "DRAFTSMITH_USERS": str(folder / "users"),
         "DRAFTSMITH_READERS": "127.0.0.1/32",
         "DRAFTSMITH_HTTP_PORT": str(free_port()),
@@ -80,7 +83,7 @@ def behind_caddy(place: ServedHome, port: int) -> Iterator[None]:
         process.wait(timeout=30)
 
 
-def look_from_outside(place: ServedHome, port: int, folder: Path) -> None:
+def look_from_outside(port: int, folder: Path) -> None:
     """Who has no account may only read two places; who has one gets every page and API, asked for nothing else."""
     readable = {path: answered(port, "GET", path)[0] for path in ("/dashboard/", "/reports/none/")}
     assert readable == {"/dashboard/": 200, "/reports/none/": 404}

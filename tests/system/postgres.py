@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 PASSWORD = "s3cret of the database/@!"
-QUOTED = "s3cret%20of%20the%20database%2F%40%21"
+QUOTED = quote(PASSWORD, safe="")
 _PATIENCE_S = 60.0
 
 
@@ -31,10 +32,11 @@ class Postgres:
 
     port: int
     folder: Path
+    password: str = PASSWORD
 
     def url(self, database: str, driver: str = "") -> str:
         """A connection URL of SQLAlchemy, password included."""
-        return f"postgresql{driver}://draftsmith:{QUOTED}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql{driver}://draftsmith:{quote(self.password, safe='')}@127.0.0.1:{self.port}/{database}"
 
     def create(self, database: str) -> None:
         """Make an empty database."""
@@ -59,7 +61,7 @@ class Postgres:
         return (self.folder / "log").read_text(encoding="utf-8")
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """A program of PostgreSQL, the newest that is installed; Debian keeps them out of the path."""
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     found = str(installed[-1]) if installed else shutil.which(name)
@@ -68,7 +70,7 @@ def _program(name: str) -> str:
 
 
 @contextmanager
-def postgres() -> Iterator[Postgres]:
+def postgres(password: str = PASSWORD) -> Iterator[Postgres]:
     """Start it on an empty data directory; stop it and leave nothing at the end."""
     folder = Path(tempfile.mkdtemp(prefix="draftsmith-postgres-"))  # short: the user of the server must reach it
     as_user: dict[str, Any] = {}
@@ -78,11 +80,11 @@ def postgres() -> Iterator[Postgres]:
         as_user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     environment = {**os.environ, "HOME": str(folder), "LC_ALL": "C.UTF-8"}
     try:
-        (folder / "password").write_text(PASSWORD, encoding="utf-8")
+        (folder / "password").write_text(password, encoding="utf-8")
         (folder / "password").chmod(0o644)  # in a folder that is closed to others
         options = ("--username=draftsmith", "--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--no-sync")
         subprocess.run(
-            [_program("initdb"), *options, "-D", str(folder / "data")],
+            [program("initdb"), *options, "-D", str(folder / "data")],
             env=environment,
             cwd=folder,
             capture_output=True,
@@ -95,7 +97,7 @@ def postgres() -> Iterator[Postgres]:
         settings = ("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off")
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(
-                [_program("postgres"), "-D", str(folder / "data"), "-p", str(port), *settings],
+                [program("postgres"), "-D", str(folder / "data"), "-p", str(port), *settings],
                 env=environment,
                 cwd=folder,
                 stdout=log,
@@ -103,7 +105,7 @@ def postgres() -> Iterator[Postgres]:
                 **as_user,
             )
         try:
-            found = Postgres(port, folder)
+            found = Postgres(port, folder, password)
             _wait(found, server)
             yield found
         finally:

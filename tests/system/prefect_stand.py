@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flows.services.client import healthy
+
 ROOT = Path(__file__).resolve().parents[2]
 TOYS = ROOT / "tests" / "flows"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -87,8 +89,11 @@ class Stand:
 @contextmanager
 def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
     """Everything up and deployed; all of it ends with the block."""
+    from compose_services import SERVICES, filled_in
     from prefect_server import end, environment, prefect_server
+    from served_home import free_port
 
+    health = free_port()
     (folder / "pipelines.yaml").write_text(pipelines)
     (folder / "tmp").mkdir()  # the lock of the machine lies there: do not wait for measurements of others
     with prefect_server(folder / "server") as api:
@@ -101,25 +106,22 @@ def prefect_stand(folder: Path, pipelines: str) -> Iterator[Stand]:
             DRAFTSMITH_PACKAGES="toybox,decisionbox",
             DRAFTSMITH_PIPELINES=str(folder / "pipelines.yaml"),
             TMPDIR=str(folder / "tmp"),
+            PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            PREFECT_WORKER_WEBSERVER_PORT=str(health),
             PREFECT_CLIENT_RETRY_EXTRA_CODES="500",  # as `up` has it
             PREFECT_WORKER_CANCELLATION_POLL_SECONDS="5",  # else 120 s where the worker's web socket is down
         )
         stand = Stand(api, folder, env)
-        stand.deploy()
-        commands = {
-            "worker": ("-m", "prefect", "worker", "start", "--pool", "draftsmith", "--type", "process"),
-            "watch": ("-m", "flows.orchestration.event_watcher"),
-            "reconcile": ("-m", "flows.services.reconcile"),
-        }
         parts = []
         try:
-            for name, command in commands.items():
+            for name in ("worker", "watch", "reconcile"):
+                command = filled_in(SERVICES[name]["command"], {})
                 with (folder / f"{name}.log").open("w") as log:
-                    parts.append(
-                        subprocess.Popen(
-                            [sys.executable, *command], env=env, stdout=log, stderr=log, start_new_session=True
-                        )
-                    )
+                    there = {"cwd": folder, "env": env, "stdout": log, "stderr": log}
+                    parts.append(subprocess.Popen(command, start_new_session=True, **there))
+            while not healthy(f"http://127.0.0.1:{health}/health"):  # it deploys before it starts
+                assert parts[0].poll() is None, (folder / "worker.log").read_text()
+                time.sleep(0.3)
             yield stand
         finally:
             for part in parts:

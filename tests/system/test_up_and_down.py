@@ -238,8 +238,8 @@ def test_behind_a_proxy_then_a_dead_supervisor_leaves_nothing_and_ctrl_c_ends_al
     up = fresh.draftsmith("up", "--detach", *fresh.options, "--public-url", f"https://{HOST}:{port}")
     assert up.returncode == 0, up.stdout + up.stderr
     assert f"https://{HOST}:{port}/mlflow/#/experiments/" in up.stdout and "127.0.0.1" not in up.stdout
-    with behind_caddy(fresh, port):
-        look_from_outside(fresh, port, tmp_path)
+    with behind_caddy(tmp_path, fresh.ports, fresh.services.auth_string, port):
+        look_from_outside(port, tmp_path)
     below = processes_of_home(fresh.home)
     assert len(below) >= 4
     os.kill(fresh.services.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import pytest
 
 from components.contract import UserError
 from flows.services.client import (
+    MLFLOW_PAGES,
     PASSWORD_VARIABLE,
     Services,
     auth_file,
@@ -141,11 +142,30 @@ def test_links_have_the_public_address_and_programs_here_the_one_of_loopback(set
     assert client_environment(services)["PREFECT_UI_URL"] == "https://draft.example/v2", "in links of notifications"
     prefect = parts(public)["prefect"].environment
     assert prefect["PREFECT_UI_URL"] == "https://draft.example/v2"
-    assert prefect["DRAFTSMITH_ALLOWED_HOSTS"].split(",")[-1] == "draft.example"
+    assert prefect["DRAFTSMITH_PUBLIC_URL"] == "https://draft.example"
     assert parts(settings)["prefect"].environment["PREFECT_UI_URL"] == "http://127.0.0.1:14999/v2"
     for wrong in ("draft.example", "ftp://draft.example", "https://draft.example/path", "https://a:b@draft.example"):
         with pytest.raises(UserError, match="a scheme and a host alone"):
             public_address(wrong)
+
+
+def test_a_worker_elsewhere_links_to_pages_by_the_addresses_of_its_environment(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def links() -> tuple[str, str]:
+        return mlflow_address(settings.home), report_address(settings.home, "abc")
+
+    for name in ("DRAFTSMITH_PUBLIC_URL", MLFLOW_PAGES, "DRAFTSMITH_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert links() == ("", "")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert links() == ("http://mlflow:5000", "")
+    monkeypatch.setenv(MLFLOW_PAGES, "http://127.0.0.1:5000")
+    assert links() == ("http://127.0.0.1:5000", ""), "without a shared store no server has its reports"
+    monkeypatch.setenv("DRAFTSMITH_STORE", "s3://bucket/store")
+    assert links() == ("http://127.0.0.1:5000", "http://127.0.0.1:5000/reports/abc/")
+    monkeypatch.setenv("DRAFTSMITH_PUBLIC_URL", "https://draft.example/")
+    assert links() == ("https://draft.example/mlflow", "https://draft.example/reports/abc/")
 
 
 def test_a_client_is_told_where_and_with_which_password() -> None:

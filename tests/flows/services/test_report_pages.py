@@ -40,5 +40,16 @@ def test_nothing_else_is_served(client: TestClient, path: str) -> None:
     assert client.get(f"/reports/{path}").status_code == 404
 
 
+def test_a_page_of_another_machine_comes_from_the_shared_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_STORE", (tmp_path / "shared").as_uri())
+    worker, key = Store(tmp_path / "worker"), "d" * 64
+    out, _ = worker.open_staging(key)
+    (out / "index.html").write_text("<title>a report</title>")
+    worker.commit(key, "Page", {}, {"run_id": "r"})
+    served = TestClient(ReportPages(Starlette(), tmp_path / "server"))
+    assert served.get(f"/reports/{key}/").text == "<title>a report</title>"
+    assert served.get(f"/reports/{'e' * 64}/").status_code == 404
+
+
 def test_other_pages_may_ask_their_own_server_alone(client: TestClient) -> None:
     assert client.get("/elsewhere").headers["content-security-policy"] == "connect-src 'self' data: blob:"

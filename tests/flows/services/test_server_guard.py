@@ -102,6 +102,8 @@ def test_names_of_a_proxy_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask("GET", host="prefect:4200") == 200
     assert ask("POST", host="prefect:4200", origin="https://draft.example") == 200, "the proxy's name, its port gone"
     assert ask("GET", host="other.example") == 400
+    monkeypatch.setenv("DRAFTSMITH_PUBLIC_URL", "https://Other.example:8443")
+    assert ask("GET", host="other.example") == 200, "where the proxy shows the pages"
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,8 @@ def mlflow_page(home: Path) -> Iterator[str]:
     env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     env[PASSWORD_VARIABLE] = AUTH_STRING
     command = [sys.executable, "-m", "flows.services.child", str(os.getpid())]
-    command += [sys.executable, "-m", "flows.services.mlflow_server", str(home), str(port)]
+    command += [sys.executable, "-m", "uvicorn", f"--port={port}"]
+    command += ["--factory", "flows.services.mlflow_server:create_app"]
     process = subprocess.Popen(command, env=env)
     try:
         yield f"127.0.0.1:{port}"
