@@ -102,11 +102,10 @@ def doctor(
     ] = False,
 ) -> None:
     """Look for what breaks runs and servers: versions, ports, disk, damaged files and databases. Exit code 1 if so."""
-    from flows.services.doctor import examine
-    from storage import repair as damages
+    from flows.services.doctor import examine, mend
 
     if repair:
-        for line in damages.repair(default_home(), Store()) or ["nothing to repair"]:
+        for line in mend(default_home()):
             echo(f"  {line}")
 
     worst = 0

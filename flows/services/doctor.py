@@ -42,7 +42,7 @@ from flows.services.supervisor import processes_of_home
 from storage.artifacts.store import Store
 from storage.home import read_identity, settle
 from storage.registry.tracking import database_fault
-from storage.repair import find_damage
+from storage.repair import find_damage, repair
 
 BREAKS_SERVER = {
     "fastapi": ("0.151", "turns null into an error and breaks deploying; from 0.155 Prefect's server does not start"),
@@ -85,6 +85,11 @@ def examine(home: Path) -> Iterator[Finding]:
         yield _check_ports(home)
     else:
         yield from _check_servers(services)
+
+
+def mend(home: Path) -> list[str]:
+    """Set aside what is damaged in a home and make its history anew; a line for each thing that was done."""
+    return repair(home, Store()) or ["nothing to repair"]
 
 
 def _check_versions() -> Iterator[Finding]:
