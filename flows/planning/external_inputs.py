@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from components.contract import KINDS, Artifact, UserError
 from components.files import sha256_of
-from components.speedup.comparison.promotion_rule import judge
 from flows.spec.references import VERSION_OF_KIND, reference_error
 from storage.artifacts.records import RECORD_FILE, ArtifactRecord, BadRecord, read_checked
 from storage.artifacts.store import Store
@@ -101,6 +100,7 @@ def _find_artifact(reference: str, store: Store) -> Artifact:
 
 def _find_release(store: Store, name: str, which: str) -> FoundRelease:
     """A registered release. The registry, and DuckDB with it, is loaded for such inputs alone."""
+    from components.speedup.comparison.promotion_rule import judge
     from storage.registry.registry import find_release
 
     return find_release(store.home, name, which, judge)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from components.drafts.interface import AbstractDraft, Batch, StepLosses
 from components.targets.spread import is_share
@@ -26,10 +26,9 @@ class Shares:
     """Makes every parameter of a drafter the share of one of `num_ranks` processes, which all call every method."""
 
     def __init__(self, draft: AbstractDraft, num_ranks: int) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(draft.target.device.type, (num_ranks,))
+        mesh = distributed.init_device_mesh(draft.target.device.type, (num_ranks,))
         self._losses = _Losses(draft)
         self._unit = fully_shard(self._losses, mesh=mesh, reshard_after_forward=False)  # the same object
         self._unit.set_gradient_divide_factor(1.0)  # gradients are summed (ranks.py)
