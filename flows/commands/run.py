@@ -57,7 +57,7 @@ def run(
     how = "direct" if direct else "prefect"
     # wrong input ends here, before anything is started
     planned, store = plan_to_run(
-        pipeline, param, options, how=how, on_refusal=lambda reason: _tell_refusal(pipeline, file, reason)
+        pipeline, param, options, how=how, on_refusal=lambda reason: _tell_refusal(pipeline, file, reason, direct)
     )
     require_writable(store.home)
     num_to_run = len(planned.steps) - planned.num_reused
@@ -75,10 +75,10 @@ def run(
     print_run_summary(outcome, out)
 
 
-def _tell_refusal(pipeline: str, file: Path, reason: str) -> None:
-    """Tell whom `notify:` names of a run that could not be planned, which no flow run tells."""
+def _tell_refusal(pipeline: str, file: Path, reason: str, direct: bool) -> None:
+    """Tell whom `notify:` names of a run that could not be planned; one without Prefect (direct) tells nothing ever."""
     notify = pipeline_of(load_spec(file), pipeline).notify
-    if notify is None or "failed" not in notify.on:
+    if direct or notify is None or "failed" not in notify.on:
         return
     with prefect_server(Store().home) as server:
         from flows.orchestration.notifications import tell

@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from pipeline_builder import pipeline, step, written  # noqa: E402
+from toy_garden import COMMAND_LINE  # noqa: E402
 from webhook import BLOCK, Webhook  # noqa: E402
 
 from flows.orchestration.prefect_server import prepare  # noqa: E402
@@ -65,10 +66,11 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
             said[name] = run_as_a_worker(client, name, parameters={"rows": 4} if name == "noisy" else {})
         page = f"/deployments/deployment/{client.read_deployment_by_name('lost/lost').id}"
         said["page"] = f"{os.environ['PREFECT_UI_URL']}{page}"
+        noisy = client.read_deployment_by_name("noisy/noisy").id
         said["again"] = [
             [run.parameters, str(run.expected_start_time)]
             for run in client.read_flow_runs()
-            if run.deployment_id == client.read_deployment_by_name("noisy/noisy").id and run.state_name == "Scheduled"
+            if run.deployment_id == noisy and run.state_name == "Scheduled"
         ]
     notify = load_spec(file).pipelines["lost"].notify
     happened = [("drift", "acceptance fell"), ("promoted", "nobody asked")]
@@ -80,6 +82,12 @@ def main(file: Path, home: Path, until: str) -> dict[str, object]:
         "lost", [*happened, ("failed", "it died")], notify, links, watched=False
     )  # on a temporary server
     said["told by the run"] = webhook.until_heard(*(f"draftsmith: lost {what}" for what in ("failed", "drift")))
+    webhook.received.clear()
+    command = [sys.executable, "-c", COMMAND_LINE, "run", "lost", "-f", str(file)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE)])}
+    by_hand = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert by_hand.returncode == 2, by_hand.stderr
+    said["told of a command"] = webhook.until_heard("draftsmith: lost failed")["draftsmith: lost failed"]
     file.write_text("pipelines: [\n")
     with get_client(sync_client=True) as client:
         said["unreadable"] = run_as_a_worker(client, "noisy", parameters={"rows": 4})

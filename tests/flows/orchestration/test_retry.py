@@ -67,7 +67,8 @@ def test_nights_end_in_one_sentence_and_a_disturbed_one_is_scheduled_again(serve
     assert message.endswith(told)
     assert (state, rows[1]) == ("Completed", ("noisy", "completed", "prefect", told))
     state, unread, _ = said["unreadable"]
-    assert (state, rows[2]) == ("Failed", ("noisy", "failed", "prefect", unread)) and "pipelines.yaml:" in unread
+    assert rows[2] == rows[0] and said["told of a command"] == reason, "a run by hand that cannot be planned"
+    assert (state, rows[3]) == ("Failed", ("noisy", "failed", "prefect", unread)) and "pipelines.yaml:" in unread
 
     assert "no block 'custom-webhook/ops' on the server" in said["no block"] and said["deployed again"] == []
     assert said["not told"] == []
